@@ -1,0 +1,1 @@
+"""Bytes and memory inside one host: sealed pools, descriptors, a hook's control socket, copies; no event loop."""

@@ -1,0 +1,1 @@
+"""What a rollout rank imports: it declares what it needs and receives versions."""

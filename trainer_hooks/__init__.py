@@ -1,0 +1,1 @@
+"""What a trainer rank imports: it describes its shards and publishes versions."""
