@@ -1,0 +1,1 @@
+"""Pure code: layouts, roster, plan, session machines and messages; no socket, file, clock or torch."""
