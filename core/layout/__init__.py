@@ -1,0 +1,1 @@
+"""What ranks hold and need: columns of pieces and their algebra."""

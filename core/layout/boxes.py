@@ -7,16 +7,20 @@ on columns, so that one call serves a single tensor and 70,000 of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weightd.core.layout.columns import Int64, Layout
 from weightd.core.layout.faults import BadColumns
 
-IntsLike = Sequence[int] | Int64
-"""Whole numbers, one per dimension."""
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Mask = NDArray[np.bool_]
+"""True for the rows that are meant."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,9 +58,10 @@ class Pieces:
     @property
     def numel(self) -> Int64:
         """Elements of each piece, shape (P,)."""
-        return np.prod(self.extent, axis=1, dtype=np.int64)
+        product: Int64 = np.prod(self.extent, axis=1, dtype=np.int64)
+        return product
 
-    def take(self, rows: Int64 | np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Pieces:
+    def take(self, rows: Int64 | Mask) -> Pieces:
         """Return the pieces at ``rows`` (numbers or a mask), in that order."""
         return Pieces(
             self.tensor[rows],
@@ -214,6 +219,4 @@ def tidy(pieces: Pieces) -> Pieces:
 
 def pieces_of(layout: Layout) -> Pieces:
     """Return the columns of a layout, sharing its memory."""
-    return Pieces(
-        layout.tensor, layout.start, layout.extent, layout.step, layout.buffer, layout.offset, layout.stride
-    )
+    return Pieces(layout.tensor, layout.start, layout.extent, layout.step, layout.buffer, layout.offset, layout.stride)

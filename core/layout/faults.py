@@ -57,8 +57,8 @@ class BoxOutOfBounds(LayoutError):
         more = f" (and {self.others} more pieces)" if self.others else ""
         return Story(
             what=f"piece {self.piece}{more} is no box inside its tensor {self.tensor} {self.shape}",
-            which=f"{_box(self.start, self.extent, self.step)}: start {self.start}, extent {self.extent}, step {self.step}; "
-            "a start is at least 0, an extent and a step at least 1, an empty shard is no piece",
+            which=f"{_box(self.start, self.extent, self.step)}: start {self.start}, extent {self.extent}, "
+            f"step {self.step}; a start is at least 0, extents and steps at least 1, an empty shard is no piece",
             effect=_REFUSED,
             next="describe only the elements that the rank holds, without padding",
         )
@@ -93,7 +93,8 @@ class BufferOverrun(LayoutError):
         last = self.offset + sum((n - 1) * s for n, s in zip(self.extent, self.stride, strict=True))
         more = f" (and {self.others} more pieces)" if self.others else ""
         return Story(
-            what=f"piece {self.piece}{more} of {self.tensor} does not lie in its buffer {self.buffer} of {self.elements} elements",
+            what=f"piece {self.piece}{more} of {self.tensor} does not lie in its buffer {self.buffer} "
+            f"of {self.elements} elements",
             which=f"elements {self.offset} to {last}: extent {self.extent}, stride {self.stride}; "
             "a stride is at least 1 where the extent exceeds 1",
             effect=_REFUSED,
@@ -172,7 +173,8 @@ class DTypeConflict(LayoutError):
     def story(self) -> Story:
         more = f" (and {self.others} more pieces)" if self.others else ""
         return Story(
-            what=f"piece {self.piece}{more} of {self.tensor} ({self.tensor_dtype}) lies in buffer {self.buffer} ({self.buffer_dtype})",
+            what=f"piece {self.piece}{more} of {self.tensor} ({self.tensor_dtype}) lies in buffer {self.buffer} "
+            f"({self.buffer_dtype})",
             effect=_REFUSED,
             next="give the tensor the element type in which it lies in the buffer",
         )
@@ -194,7 +196,11 @@ class BadEntry(LayoutError):
     why: str
 
     def story(self) -> Story:
-        return Story(what=f"{self.name!r} in {self.table}: {self.why}", effect=_REFUSED, next=f"correct the entry of {self.name!r}")
+        return Story(
+            what=f"{self.name!r} in {self.table}: {self.why}",
+            effect=_REFUSED,
+            next=f"correct the entry of {self.name!r}",
+        )
 
 
 @dataclass(eq=False)
@@ -251,7 +257,9 @@ class NotDescribable(LayoutError):
     why: str
 
     def story(self) -> Story:
-        return Story(what=f"{self.operation}: {self.why}", effect=_REFUSED, next="cut the tensor along other dimensions")
+        return Story(
+            what=f"{self.operation}: {self.why}", effect=_REFUSED, next="cut the tensor along other dimensions"
+        )
 
 
 @dataclass(eq=False)

@@ -11,9 +11,12 @@ Every intermediate stays inside int64 for starts below 2**40 and steps below
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from weightd.core.layout.columns import Int64
+if TYPE_CHECKING:
+    from weightd.core.layout.columns import Int64
 
 
 def meet(
