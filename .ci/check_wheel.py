@@ -51,7 +51,7 @@ def build() -> Path:
     """Build into an empty dist/ and return the wheel."""
     for leaving in (ROOT / "build", ROOT / "dist", *ROOT.glob("src/*.egg-info")):
         shutil.rmtree(leaving, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(ROOT / "dist"), str(ROOT))
+    run(sys.executable, "-m", "build", "--quiet", "--no-isolation", "--outdir", str(ROOT / "dist"), str(ROOT))
     (wheel,) = (ROOT / "dist").glob("*.whl")
     return wheel
 

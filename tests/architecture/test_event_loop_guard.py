@@ -3,8 +3,9 @@
 import types
 
 import pytest
-import weightd.daemon
 from blockbuster import BlockingError
+
+import weightd.daemon
 
 SOURCE = """\
 import time
