@@ -118,7 +118,11 @@ def _schema(cls: type[WeightdError]) -> type[msgspec.Struct]:
         hints = typing.get_type_hints(cls)
         _SCHEMAS[cls] = msgspec.defstruct(
             f"{cls.__name__}Fields",
-            [(f.name, hints[f.name]) for f in dataclasses.fields(cls)],
+            # A field with a default may be left out of the data: an absent number is not written as null.
+            [
+                (f.name, hints[f.name]) if f.default is dataclasses.MISSING else (f.name, hints[f.name], f.default)
+                for f in dataclasses.fields(cls)
+            ],
         )
     return _SCHEMAS[cls]
 
