@@ -53,10 +53,11 @@ class HookReady:
 
 @dataclass(frozen=True, slots=True)
 class HookReported:
-    """A hook repeated its state."""
+    """A hook repeated its state.  ``seq`` is its envelope's; an older one than the last is dropped, 0 is not known."""
 
     session: SessionId
     report: PublisherReport | ReceiverReport
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +234,14 @@ NodeEffect = (
 
 @dataclass(frozen=True, slots=True)
 class NodeReported:
-    """A node (the leader's own included) repeated its state."""
+    """A node (the leader's own included) repeated its state.
+
+    ``seq`` is the envelope's: within a boot an older one than the last is dropped; 0 is not known and always taken.
+    """
 
     report: NodeReport
     boot: Boot
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ---------------------------------------------------------------- hook → daemon
 
 
-class Region(Part):
+class Region(Part, frozen=True):
     """One shared memory pool that a trainer rank will offer on the fd socket.
 
     Attributes:
@@ -88,7 +88,7 @@ class Region(Part):
     nbytes: Count
 
 
-class TrainerHello(Struct):
+class TrainerHello(Struct, frozen=True):
     """A trainer rank greets its node's daemon.  ``roster`` comes from rank 0 alone."""
 
     rank: TrainerRank
@@ -102,7 +102,7 @@ class TrainerHello(Struct):
     roster: Roster | None = None
 
 
-class EngineHello(Struct):
+class EngineHello(Struct, frozen=True):
     """A rollout rank greets its node's daemon."""
 
     engine: Name
@@ -115,7 +115,7 @@ class EngineHello(Struct):
     layout_nbytes: Count
 
 
-class SlotState(Part):
+class SlotState(Part, frozen=True):
     """What one slot of a trainer rank holds: bytes named by ``key``, or nothing (``NO_KEY``).
 
     ``generation`` is the slot's counter in shared memory: odd while it is written.
@@ -128,16 +128,14 @@ class SlotState(Part):
     label: str | None = None
 
 
-class PublisherReport(Struct):
+class PublisherReport(Struct, frozen=True):
     """Whole state of a trainer rank.  A slot with a key is *published*: complete and readable."""
 
     slots: tuple[SlotState, ...]
     closing: bool = False
 
 
-ReceiverState = Literal[
-    "unready", "serving", "pausing", "paused", "refused", "applying", "applied", "torn", "fenced"
-]
+ReceiverState = Literal["unready", "serving", "pausing", "paused", "refused", "applying", "applied", "torn", "fenced"]
 """States of a rollout rank (specification of the session, section 3).
 
 A *base* is ``unready``, ``serving`` or ``torn``.  ``refused``: a pause that failed, bytes intact.
@@ -145,7 +143,7 @@ A *base* is ``unready``, ``serving`` or ``torn``.  ``refused``: a pause that fai
 """
 
 
-class ReceiverReport(Struct):
+class ReceiverReport(Struct, frozen=True):
     """Whole state of a rollout rank.
 
     Attributes:
@@ -178,7 +176,7 @@ class ReceiverReport(Struct):
 # ---------------------------------------------------------------- daemon → hook
 
 
-class Welcome(Struct):
+class Welcome(Struct, frozen=True):
     """The daemon's answer to a hello, at once.  ``session`` binds the fd socket to this hook."""
 
     node: NodeId
@@ -188,27 +186,27 @@ class Welcome(Struct):
     max_frame_bytes: Count
 
 
-class Refusal(Struct):
+class Refusal(Struct, frozen=True):
     """The hook is not, or no longer, part of the run; it raises ``error``."""
 
     error: WireError
 
 
-class VersionFailed(Part):
+class VersionFailed(Part, frozen=True):
     """A version that failed, with its whole report.  The next attempt counts one more."""
 
     key: VersionKey
     error: WireError
 
 
-class SlotRelease(Part):
+class SlotRelease(Part, frozen=True):
     """The slot may be overwritten if it holds exactly ``key``."""
 
     slot: Count
     key: VersionKey
 
 
-class PublisherGoal(Struct):
+class PublisherGoal(Struct, frozen=True):
     """What a trainer rank may know and do.
 
     Attributes:
@@ -238,7 +236,7 @@ class PublisherGoal(Struct):
     paused: WireError | None = None
 
 
-class SourceSlot(Part):
+class SourceSlot(Part, frozen=True):
     """Which slot of a source a rank copies from.
 
     Attributes:
@@ -265,7 +263,7 @@ Order = Literal["idle", "pause", "write", "commit", "resume", "abort", "fence", 
 """
 
 
-class ReceiverGoal(Struct):
+class ReceiverGoal(Struct, frozen=True):
     """What a rollout rank must do.  ``plan_digest`` names the rank plan of the adopted epoch."""
 
     term: Term = NO_TERM
@@ -285,7 +283,7 @@ class ReceiverGoal(Struct):
 # ---------------------------------------------------------------- node → leader
 
 
-class TrainerEntry(Part):
+class TrainerEntry(Part, frozen=True):
     """One attached trainer rank, as its node sees it; ``published`` are its slots."""
 
     rank: TrainerRank
@@ -299,9 +297,10 @@ class TrainerEntry(Part):
     ready: bool
     roster: Roster | None = None
     closing: bool = False
+    alive: bool = True
 
 
-class ReceiverEntry(Part):
+class ReceiverEntry(Part, frozen=True):
     """One attached rollout rank, as its node sees it, with its last report.  ``ready``: layout and fds are there."""
 
     engine: EngineId
@@ -316,7 +315,7 @@ class ReceiverEntry(Part):
     ready: bool
 
 
-class LostRank(Part):
+class LostRank(Part, frozen=True):
     """A rank that was attached and is gone.  ``who``: ``trainer 3`` or ``E0[1]``; kept until its role re-attaches."""
 
     who: str
@@ -324,7 +323,7 @@ class LostRank(Part):
     why: str
 
 
-class Planned(Part):
+class Planned(Part, frozen=True):
     """A node's plan of an epoch: its digest, or why there is none.  ``fetch_nbytes`` per version."""
 
     epoch: Epoch
@@ -333,7 +332,7 @@ class Planned(Part):
     error: WireError | None = None
 
 
-class FetchState(Part):
+class FetchState(Part, frozen=True):
     """Progress of the fetch of ``key``.  Complete when ``received == planned`` and every bucket's digest was right."""
 
     key: VersionKey
@@ -344,7 +343,7 @@ class FetchState(Part):
     error: WireError | None = None
 
 
-class NodeReport(Struct):
+class NodeReport(Struct, frozen=True):
     """Whole state of one node for one run.
 
     Attributes:
@@ -359,6 +358,7 @@ class NodeReport(Struct):
         held: Versions whose bytes are whole on this node (landing; trainers' slots are in ``trainers``).
         committed: Last commit it knows (journaled).
         stored: Digests of layouts it has and could send.
+        highest: Highest version it was ever told of.
     """
 
     node: NodeId
@@ -372,12 +372,13 @@ class NodeReport(Struct):
     held: tuple[VersionKey, ...] = ()
     committed: VersionKey = NO_KEY
     stored: tuple[Digest, ...] = ()
+    highest: Version = NO_VERSION
 
 
 # ---------------------------------------------------------------- leader → node
 
 
-class TrainerPlace(Part):
+class TrainerPlace(Part, frozen=True):
     """A trainer rank of an epoch: where it is, which incarnation, which layout."""
 
     rank: TrainerRank
@@ -387,7 +388,7 @@ class TrainerPlace(Part):
     layout_digest: Digest
 
 
-class ReceiverPlace(Part):
+class ReceiverPlace(Part, frozen=True):
     """A rollout rank of an epoch."""
 
     engine: EngineId
@@ -398,7 +399,7 @@ class ReceiverPlace(Part):
     layout_digest: Digest
 
 
-class NodePlanDigest(Part):
+class NodePlanDigest(Part, frozen=True):
     """The digest that a node's own plan must have."""
 
     node: NodeId
@@ -407,10 +408,11 @@ class NodePlanDigest(Part):
     fetch_nbytes: Count
 
 
-class EpochSpec(Part):
+class EpochSpec(Part, frozen=True):
     """One roster with one set of layouts: all that a node needs to plan for itself.
 
-    ``plans`` is empty until the leader has proved coverage.
+    ``plans`` is empty until the leader has proved coverage.  ``down`` are the ranks of engines that are down,
+    with the last layouts known of them: nothing is planned for them, but what they need counts as used.
     """
 
     epoch: Epoch
@@ -419,14 +421,13 @@ class EpochSpec(Part):
     receivers: tuple[ReceiverPlace, ...]
     bucket_limit_bytes: Count
     plans: tuple[NodePlanDigest, ...] = ()
+    down: tuple[ReceiverPlace, ...] = ()
 
 
-Stage = Literal[
-    "attaching", "idle", "paused", "collecting", "fetching", "prepared", "applying", "committed", "failed"
-]
+Stage = Literal["attaching", "idle", "paused", "collecting", "fetching", "prepared", "applying", "committed", "failed"]
 
 
-class EngineOrder(Part):
+class EngineOrder(Part, frozen=True):
     """The order for all ranks of one engine."""
 
     engine: EngineId
@@ -436,7 +437,7 @@ class EngineOrder(Part):
     error: WireError | None = None
 
 
-class RankRelease(Part):
+class RankRelease(Part, frozen=True):
     """A trainer rank's slot that may be overwritten."""
 
     rank: TrainerRank
@@ -444,7 +445,7 @@ class RankRelease(Part):
     key: VersionKey
 
 
-class RankRefused(Part):
+class RankRefused(Part, frozen=True):
     """A rank (``who`` as in LostRank) of incarnation ``boot`` that the run refuses."""
 
     who: str
@@ -452,14 +453,14 @@ class RankRefused(Part):
     error: WireError
 
 
-class CommitNote(Part):
+class CommitNote(Part, frozen=True):
     """The last decision for good: ``key`` is committed for ``engines``."""
 
     key: VersionKey
     engines: tuple[EngineId, ...]
 
 
-class Goal(Struct):
+class Goal(Struct, frozen=True):
     """Whole goal of the leader for one run, the same for every node.
 
     Attributes:
@@ -499,18 +500,18 @@ class Goal(Struct):
     paused: WireError | None = None
 
 
-class Superseded(Struct):
+class Superseded(Struct, frozen=True):
     """Answer to a goal of a lower term: ``term`` is led by ``leader``; the older leader stops."""
 
     term: Term
     leader: NodeId
 
 
-class Recover(Struct):
+class Recover(Struct, frozen=True):
     """A daemon that is about to lead asks what a peer knows of the run."""
 
 
-class Recovered(Struct):
+class Recovered(Struct, frozen=True):
     """Answer: highest term seen, last commit known, and the newest op's version and stage."""
 
     node: NodeId
@@ -522,14 +523,14 @@ class Recovered(Struct):
 # ---------------------------------------------------------------- any direction
 
 
-class BlobWanted(Struct):
+class BlobWanted(Struct, frozen=True):
     """Send me the blob of this digest, from chunk ``first`` on."""
 
     digest: Digest
     first: Count = 0
 
 
-class BlobChunk(Struct):
+class BlobChunk(Struct, frozen=True):
     """One piece of a blob; ``count`` pieces in all, ``nbytes`` in all."""
 
     digest: Digest
@@ -539,7 +540,7 @@ class BlobChunk(Struct):
     data: bytes
 
 
-class TicketWanted(Struct):
+class TicketWanted(Struct, frozen=True):
     """A node asks another for leave to read ``key`` of ``epoch`` from it."""
 
     epoch: Epoch
@@ -547,7 +548,7 @@ class TicketWanted(Struct):
     op: Op
 
 
-class Ticket(Struct):
+class Ticket(Struct, frozen=True):
     """Leave to read: a one-time secret for the bulk streams, or why not.  ``token`` is 32 bytes."""
 
     key: VersionKey
@@ -557,17 +558,17 @@ class Ticket(Struct):
     error: WireError | None = None
 
 
-class Bye(Struct):
+class Bye(Struct, frozen=True):
     """A hook or a daemon leaves in order."""
 
     why: str = ""
 
 
-class StatusWanted(Struct):
+class StatusWanted(Struct, frozen=True):
     """The command line asks a daemon for its status document."""
 
 
-class Status(Struct):
+class Status(Struct, frozen=True):
     """The status document as JSON text."""
 
     document: bytes
