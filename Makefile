@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
-# The installed names (as the type checkers see them) and the folders (as the files lie).
 FOLDERS := core link daemon trainer_hooks rollout_hooks tests
 
 .DELETE_ON_ERROR:
@@ -54,10 +53,11 @@ wheel: $(STAMP) ## build the sdist and, through it, the wheel; import all of it 
 bench: $(STAMP) ## run the benchmarks
 	$(BIN)/python -m bench
 
-lock: ## resolve pyproject.toml anew and write requirements/dev.txt
+lock: ## resolve pyproject.toml anew and write requirements/dev.txt (torch stays: move its pin by hand)
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[daemon,dev]'
+	build/lock/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[daemon,dev]' \
+	  "$$(grep '^torch==' requirements/dev.txt)"
 	{ sed -n '/^#/p' requirements/dev.txt; \
 	  build/lock/bin/python -m pip --disable-pip-version-check freeze --all --exclude-editable --exclude pip --exclude wheel \
 	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } > build/dev.txt
