@@ -1,0 +1,1 @@
+"""Messages: their types, their bytes, their limits, and the errors that cross the wire."""

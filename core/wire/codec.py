@@ -19,6 +19,8 @@ from weightd.core.wire.faults import LocalProtocolError, PeerProtocolError, Prot
 from weightd.core.wire.messages import MAX_FRAME_BYTES, PROTOCOL, Envelope
 
 if TYPE_CHECKING:
+    from types import UnionType
+
     from weightd.core.errors import Plain
 
 T = TypeVar("T")
@@ -86,7 +88,7 @@ def pack(value: object, limit_bytes: int, message: str = "") -> bytes:
     return frame
 
 
-def unpack(frame: bytes, type_: type[T], limit_bytes: int, who: str = UNKNOWN_PEER) -> T:
+def unpack(frame: bytes, type_: type[T] | UnionType, limit_bytes: int, who: str = UNKNOWN_PEER) -> T:
     """Return the value of ``type_`` that ``pack`` made the bytes of.
 
     Args:
@@ -161,13 +163,14 @@ def _read(frame: bytes, limit_bytes: int, who: str) -> Plain:
     return plain
 
 
-def _typed(plain: Plain, type_: type[T], who: str, nbytes: int) -> T:
+def _typed(plain: Plain, type_: type[T] | UnionType, who: str, nbytes: int) -> T:
     """Return plain values as ``type_``, or name the field that does not fit."""
     try:
-        return msgspec.convert(plain, type_, strict=True)
+        typed: T = msgspec.convert(plain, type_, strict=True)
     except msgspec.ValidationError as error:
         what, path = _split(error)
         raise PeerProtocolError(who, what, path, nbytes) from error
+    return typed
 
 
 def _check_plain(plain: Plain) -> None:
