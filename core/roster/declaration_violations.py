@@ -65,7 +65,8 @@ class RosterShape(RosterError):
         effect = "no engine was laid out"
         if self.engine is None:
             return Story(
-                what=f"{plural(self.counts or 0, 'count')} for {plural(self.offsets or 0, 'offset')}: each engine needs one of both",
+                what=f"{plural(self.counts or 0, 'count')} for {plural(self.offsets or 0, 'offset')}: "
+                "each engine needs one of both",
                 effect=effect,
                 next="give counts and offsets the same length",
             )
