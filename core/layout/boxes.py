@@ -217,6 +217,25 @@ def tidy(pieces: Pieces) -> Pieces:
     return replace(pieces, step=np.where(one, 1, pieces.step), stride=np.where(one, 0, pieces.stride))
 
 
+def check_dim(pieces: Pieces, dim: int, dims: int = 1) -> None:
+    """Refuse a dimension, or several from ``dim`` on, that the pieces do not have.
+
+    Raises:
+        BadColumns: They do not; a negative number would silently mean another one.
+    """
+    if not 0 <= dim <= pieces.ndim - dims:
+        raise BadColumns("dim", f"{dims} from number {dim} of {pieces.ndim} dimensions")
+
+
+def with_dim(pieces: Pieces, dim: int, start: Int64, extent: Int64, step: Int64, stride: Int64) -> Pieces:
+    """Return the pieces with other columns for one dimension."""
+    columns = {"start": start, "extent": extent, "step": step, "stride": stride}
+    changed = {name: getattr(pieces, name).copy() for name in columns}
+    for name, column in columns.items():
+        changed[name][:, dim] = column
+    return replace(pieces, **changed)
+
+
 def pieces_of(layout: Layout) -> Pieces:
     """Return the columns of a layout, sharing its memory."""
     return Pieces(layout.tensor, layout.start, layout.extent, layout.step, layout.buffer, layout.offset, layout.stride)

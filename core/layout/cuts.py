@@ -7,12 +7,17 @@ Megatron and vLLM.  Whoever describes a shard gives its sizes.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from weightd.core.layout.faults import BadCut
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+
+Span = tuple[int, int]
+"""First and one past the last index."""
 
 
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
@@ -132,6 +137,37 @@ def span(size: int, sizes: Sequence[int], part: int) -> tuple[int, int]:
         raise BadCut(size, tuple(sizes), f"there is no part {part}")
     begin = offsets(sizes)[part]
     return begin, begin + sizes[part]
+
+
+def spans(sizes: Iterable[int]) -> tuple[Span, ...]:
+    """Return first and one past last index of every part.
+
+    >>> spans((5, 5, 4, 4))
+    ((0, 5), (5, 10), (10, 14), (14, 18))
+    """
+    listed = list(sizes)
+    return tuple(pairwise([*offsets(listed), sum(listed)]))
+
+
+def shared_heads(heads: int, ranks: int) -> tuple[Span, ...]:
+    """Return the key and value heads of every rank, where heads are copied if there are fewer than ranks.
+
+    Args:
+        heads: Number of key and value heads.
+        ranks: Tensor-parallel size; a divisor or a multiple of ``heads``.
+
+    Raises:
+        BadCut: It is neither; give the spans explicitly.
+
+    Source: vLLM ``QKVParallelLinear``: rank k has head ``k // (ranks / heads)``.
+
+    >>> shared_heads(2, 4), shared_heads(4, 2)
+    (((0, 1), (0, 1), (1, 2), (1, 2)), ((0, 2), (2, 4)))
+    """
+    if ranks <= heads:
+        return spans(even_sizes(heads, ranks))
+    copies = even_sizes(ranks, heads)[0]
+    return tuple((k // copies, k // copies + 1) for k in range(ranks))
 
 
 def _check(size: int, parts: int) -> None:

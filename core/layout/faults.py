@@ -54,6 +54,7 @@ class BoxOutOfBounds(LayoutError):
     others: int = 0
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         more = f" (and {self.others} more pieces)" if self.others else ""
         return Story(
             what=f"piece {self.piece}{more} is no box inside its tensor {self.tensor} {self.shape}",
@@ -90,6 +91,7 @@ class BufferOverrun(LayoutError):
     others: int = 0
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         last = self.offset + sum((n - 1) * s for n, s in zip(self.extent, self.stride, strict=True))
         more = f" (and {self.others} more pieces)" if self.others else ""
         return Story(
@@ -116,6 +118,7 @@ class DuplicateName(LayoutError):
     names: tuple[str, ...]
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"{len(self.names)} names occur more than once in {self.table}: {some(self.names)}",
             effect=_REFUSED,
@@ -141,6 +144,7 @@ class UnknownDType(LayoutError):
     known: tuple[str, ...]
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"{self.name} in {self.table} has the unknown element type {self.dtype!r}",
             which=f"known are {some(self.known, shown=len(self.known))}",
@@ -171,6 +175,7 @@ class DTypeConflict(LayoutError):
     others: int = 0
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         more = f" (and {self.others} more pieces)" if self.others else ""
         return Story(
             what=f"piece {self.piece}{more} of {self.tensor} ({self.tensor_dtype}) lies in buffer {self.buffer} "
@@ -196,6 +201,7 @@ class BadEntry(LayoutError):
     why: str
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"{self.name!r} in {self.table}: {self.why}",
             effect=_REFUSED,
@@ -217,6 +223,7 @@ class BadColumns(LayoutError):
     why: str
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(what=f"column {self.column}: {self.why}", effect=_REFUSED, next="build layouts with LayoutBuilder")
 
 
@@ -236,6 +243,7 @@ class BadCut(LayoutError):
     why: str
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"a dimension of {self.size} cannot be cut into {some(self.parts)}: {self.why}",
             effect=_REFUSED,
@@ -257,6 +265,7 @@ class NotDescribable(LayoutError):
     why: str
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"{self.operation}: {self.why}", effect=_REFUSED, next="cut the tensor along other dimensions"
         )
@@ -274,6 +283,7 @@ class MalformedLayout(LayoutError):
     why: str
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"no layout message: {self.why}",
             effect=_REFUSED,
