@@ -284,7 +284,11 @@ class ReceiverGoal(Struct, frozen=True):
 
 
 class TrainerEntry(Part, frozen=True):
-    """One attached trainer rank, as its node sees it; ``published`` are its slots."""
+    """One trainer rank, as its node sees it, with its slots.
+
+    ``alive`` is False for a process that has ended while its slots hold bytes that may be needed: the daemon
+    holds their descriptors, and memory outlives the process that made it.
+    """
 
     rank: TrainerRank
     world: Count
