@@ -23,11 +23,13 @@ def built(module_twin: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def files(root: Path, folders: tuple[str, ...]) -> set[str]:
+def files(module_twin: Path, folders: tuple[str, ...]) -> set[str]:
     """Every file of the five folders and the package's own two, as ``weightd/...``."""
-    paths = (path for folder in folders for path in (root / folder).rglob("*"))
-    kept = {path.relative_to(root) for path in paths if path.is_file() and "__pycache__" not in path.parts}
-    return {f"weightd/{path}" for path in kept} | {"weightd/__init__.py", "weightd/py.typed"}
+    paths = (path.relative_to(module_twin) for folder in folders for path in (module_twin / folder).rglob("*"))
+    return {f"weightd/{path}" for path in paths if (module_twin / path).is_file()} | {
+        "weightd/__init__.py",
+        "weightd/py.typed",
+    }
 
 
 def test_every_folder_with_code_is_a_package(files: set[str]) -> None:
