@@ -39,7 +39,7 @@ check: $(STAMP) ## run the linters and both type checkers
 	$(PIP) check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 	$(BIN)/pyright
 
