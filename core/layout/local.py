@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from weightd.core.dtypes import dtype_named
 from weightd.core.layout.boxes import pieces_of
@@ -18,11 +19,13 @@ from weightd.core.layout.faults import BadColumns
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from weightd.core.layout.boxes import Pieces
     from weightd.core.layout.columns import Int64, Layout
     from weightd.core.layout.moves import Moves
+
+
+Elements = NDArray[Any]
+"""All elements of one buffer, of the carrier of its type."""
 
 
 def piece_view(buffer: NDArray[Any], pieces: Pieces, row: int) -> NDArray[Any]:
