@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weightd.core.layout.columns import Int64
 from weightd.core.units import NodeId, RolloutRank, TrainerRank
@@ -67,9 +66,10 @@ class Copies:
         return int(self.source.shape[0])
 
     @property
-    def nbytes(self) -> NDArray[np.int64]:
+    def nbytes(self) -> Int64:
         """Bytes of each row, shape (C,)."""
-        return np.prod(self.extent, axis=1, dtype=np.int64) * self.itemsize
+        numel: Int64 = np.prod(self.extent, axis=1, dtype=np.int64)
+        return numel * self.itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
