@@ -79,7 +79,7 @@ def listen(path: Path, mode: int) -> socket.socket:
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        _remove_stale(path)
+        remove_stale(path, socket.SOCK_SEQPACKET)
         with narrow_umask(mode):
             sock.bind(str(path))
         sock.listen(BACKLOG)
@@ -93,26 +93,30 @@ def listen(path: Path, mode: int) -> socket.socket:
     return sock
 
 
-def _remove_stale(path: Path) -> None:
+def remove_stale(path: Path, kind: int = socket.SOCK_STREAM) -> None:
     """Remove the socket file of a daemon that has ended.
+
+    Args:
+        path: The file; harmless if it is not there.
+        kind: Of the socket; ZeroMQ's are streams.
 
     Raises:
         ConfigError: A daemon answers there, or the file is no socket.
     """
     try:
-        kind = path.lstat().st_mode
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(kind):
+    if not stat.S_ISSOCK(mode):
         raise ConfigError("runtime_dir", str(path), "is there and is no socket")
-    if _answered(path):
+    if _answered(path, kind):
         raise ConfigError("runtime_dir", str(path), "another daemon listens there")
     path.unlink(missing_ok=True)
 
 
-def _answered(path: Path) -> bool:
+def _answered(path: Path, kind: int) -> bool:
     """Say whether somebody listens at a socket file."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))

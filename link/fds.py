@@ -127,9 +127,8 @@ class FdChannel:
             raise ValueError("the descriptor channel is closed")
         return self._sock.fileno()
 
-    @property
     def alive(self) -> bool:
-        """Whether the daemon's end is open; asks the kernel and never blocks."""
+        """Say whether the daemon's end is open; asks the kernel and never blocks."""
         if self._sock is None:
             return False
         poll = select.poll()

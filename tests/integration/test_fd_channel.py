@@ -157,9 +157,9 @@ def test_a_hook_notices_that_its_daemon_ended(tmp_path: Path, path: str) -> None
     shelf = Shelf()
     with serving(tmp_path / "fd.sock", shelf):
         channel = FdChannel.connect(path, RUN, 1, soon())
-        assert channel.alive
+        assert channel.alive()
 
-    assert not channel.alive
+    assert not channel.alive()
     assert [channel.fileno()] == select.select([channel.fileno()], [], [], 0)[0]
     with pytest.raises(PeerGone):
         channel.take("", soon())
@@ -307,7 +307,7 @@ def test_a_malformed_datagram_ends_its_connection_alone(shelf: Shelf, path: str,
 
         assert b"" == sock.recv(100)
         assert until(lambda: shelf.closed == [9])
-        assert other.alive
+        assert other.alive()
 
 
 def test_stray_descriptors_are_closed(shelf: Shelf, path: str) -> None:
