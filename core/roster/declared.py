@@ -128,11 +128,12 @@ class RosterFile:
         return {seat.name: seat.label for seat in declared_seats(self.roster).values()}
 
 
-def roster_from_mapping(mapping: Mapping[str, Any]) -> RosterFile:
+def roster_from_mapping(mapping: Mapping[str, Any], subject: str = "roster") -> RosterFile:
     """Return the roster that a table describes.
 
     Args:
         mapping: The table, as a TOML or JSON reader returns it.
+        subject: What a report says was refused.
 
     Raises:
         UnknownKeys: It has keys that mean nothing; all of them are named.
@@ -142,7 +143,7 @@ def roster_from_mapping(mapping: Mapping[str, Any]) -> RosterFile:
     unknown = _unknown_keys(mapping)
     if unknown:
         raise UnknownKeys(unknown, ROSTER_KEYS)
-    reader = _Reader(mapping)
+    reader = _Reader(mapping, subject)
     nodes: dict[str, tuple[SlotLabel, ...]] = reader.required("nodes", dict[str, tuple[SlotLabel, ...]], {})
     trainer_slots: tuple[SlotLabel, ...] = reader.required("trainer_slots", tuple[SlotLabel, ...], ())
     engines, base = _read_engines(reader)
@@ -155,20 +156,21 @@ def roster_from_mapping(mapping: Mapping[str, Any]) -> RosterFile:
     previous: tuple[_Engine, ...] = reader.optional("previous_epoch", tuple[_Engine, ...], ())
     reader.raise_faults()
     if not isinstance(engines, tuple):
-        _raise_if(shorthand_faults(engines))
-        _raise_if(size_limit_faults(engines, SLOT_LIMIT))
+        _raise_if(shorthand_faults(engines), subject)
+        _raise_if(size_limit_faults(engines, SLOT_LIMIT), subject)
         engines = expand(engines, base, base_slots(base, nodes, trainer_slots))
     roster = Roster(len(trainer_slots), engines, reserved, mode, strict, mixed, nodes, trainer_slots)
     file = RosterFile(roster, _ranks(absent), _ranks(twice), _declarations(previous))
-    _raise_if(_registration_faults(file))
+    _raise_if(_registration_faults(file), subject)
     return file
 
 
 class _Reader:
     """Takes typed values out of a table and collects what is wrong with them."""
 
-    def __init__(self, table: Mapping[str, Any]) -> None:
+    def __init__(self, table: Mapping[str, Any], subject: str) -> None:
         self.table = table
+        self.subject = subject
         self.faults: list[WeightdError] = []
 
     def required(self, key: str, kind: Any, instead: T) -> T:
@@ -195,7 +197,7 @@ class _Reader:
 
     def raise_faults(self) -> None:
         """Raise all that was wrong."""
-        _raise_if(tuple(self.faults))
+        _raise_if(tuple(self.faults), self.subject)
 
 
 def _read_engines(reader: _Reader) -> tuple[tuple[EngineDecl, ...] | Shorthand, Base]:
@@ -234,9 +236,10 @@ def _unknown_keys(mapping: Mapping[str, Any]) -> tuple[str, ...]:
     inner = {"engines": ("id", "slots"), "previous_epoch": ("id", "slots")}
     inner |= {"absent": ("engine", "k"), "duplicate": ("engine", "k")}
     for name, allowed in inner.items():
-        entries = mapping.get(name)
-        for i, entry in enumerate(entries if isinstance(entries, list | tuple) else ()):
-            found += [f"{name}[{i}].{key}" for key in entry if key not in allowed] if isinstance(entry, Mapping) else []
+        entries: object = mapping.get(name)
+        for i, entry in enumerate(entries if isinstance(entries, list) else []):
+            if isinstance(entry, Mapping):
+                found += [f"{name}[{i}].{key}" for key in entry if key not in allowed]
     return tuple(found)
 
 
@@ -262,7 +265,7 @@ def _ranks(ranks: tuple[_Rank, ...]) -> tuple[RolloutRank, ...]:
     return tuple(entry.rank() for entry in ranks)
 
 
-def _raise_if(faults: tuple[WeightdError, ...]) -> None:
+def _raise_if(faults: tuple[WeightdError, ...], subject: str) -> None:
     """Raise the report if there is anything to report."""
     if faults:
-        raise Refused("roster", faults, NOTHING_STARTED)
+        raise Refused(subject, faults, NOTHING_STARTED)

@@ -28,7 +28,7 @@ def explain_topology(topology: Topology, labels: Mapping[SlotName, SlotLabel] | 
         Lines without a newline at the end.  ``head`` is the smallest k of a node
         shard; ``trainer ranks`` are those on its slots, in the order of k.
     """
-    rows = [COLUMNS]
+    rows: list[tuple[str, ...]] = [COLUMNS]
     shares = pairs(topology)
     placed = placement(topology)
     for engine, shards in groups(topology).items():

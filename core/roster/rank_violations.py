@@ -35,7 +35,7 @@ class NodeMismatch(RankError):
         """Return the text: both nodes."""
         return Story(
             what=f"{rank_text(self.who)} is declared on node {self.declared_node} and attached on {self.measured_node}",
-            who=_process(self.pid, self.measured_node),
+            who=_process(self.pid, self.measured_node) if self.pid else "",
             effect="the rank was not registered",
             next="start it on the declared node, or correct the roster",
         )
@@ -198,11 +198,12 @@ class RankUnknown(RankError):
 
     def story(self) -> Story:
         """Return the text: what it says of itself, and what the roster says."""
-        whose = "world" if self.engine is None else f"engine {self.engine}"
+        whose = "a world" if self.engine is None else f"engine {self.engine}"
         has = {
-            "engine": f"the roster has no such engine ({self.expected} ranks of it), only {some(self.engines)}",
+            "engine": f"the roster has {self.expected} ranks of engine {self.engine}, "
+            f"its engines are {some(self.engines)}",
             "number": f"{whose} has {plural(self.expected, 'rank')}, numbered from 0",
-            "size": f"the roster declares {whose} with {plural(self.expected, 'rank')}",
+            "size": f"the roster declares {whose} of {plural(self.expected, 'rank')}",
         }
         return Story(
             what=f"{rank_text(self.who)} is not of this roster, by its {self.reason}: {has[self.reason]}",

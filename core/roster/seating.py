@@ -121,12 +121,17 @@ def topology_of(seating: Seating, roster: Roster) -> Topology:
 
 
 def expected_ranks(roster: Roster) -> tuple[TrainerRank | RolloutRank, ...]:
-    """Return every declared rank: the trainer's, then each engine's by k."""
-    trainers: list[TrainerRank | RolloutRank] = [TrainerRank(r) for r in range(roster.world)]
-    rollout: list[TrainerRank | RolloutRank] = [
-        RolloutRank(EngineId(e.id), EngineRank(k)) for e in roster.engines for k in range(e.size)
-    ]
-    return tuple(dict.fromkeys(trainers + rollout))
+    """Return every declared rank: the trainer's, then each engine's by k.
+
+    Of several engines of one id, which is a fault of its own, the first counts.
+    """
+    ranks: list[TrainerRank | RolloutRank] = [TrainerRank(r) for r in range(roster.world)]
+    sizes: dict[str, int] = {}
+    for engine in roster.engines:
+        sizes.setdefault(engine.id, engine.size)
+    for name, size in sizes.items():
+        ranks += (RolloutRank(EngineId(name), EngineRank(k)) for k in range(size))
+    return tuple(ranks)
 
 
 def _labels_of(roster: Roster) -> Iterable[SlotLabel]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from weightd.core.errors import Story, ranges, some
+from weightd.core.roster.counts import placement_class
 from weightd.core.roster.declaration_violations import (
     Remainder,
     RosterFileUnreadable,
@@ -140,7 +141,7 @@ class EngineOutOfWorld(RosterError):
         end: One past its largest slot.
         world: Number of slots of all nodes.
         excess: How many of its slots are on no node.
-        count: How many slots it has.
+        count: How many different slots it has.
         outside: The slots on no node.
     """
 
@@ -157,7 +158,7 @@ class EngineOutOfWorld(RosterError):
         """Return the text; the slots inside and outside add up to the engine's."""
         return Story(
             what=f"engine {self.engine} at [{self.start}, {self.end}) leaves the {plural(self.world, 'slot')} "
-            f"of all nodes: {self.count - self.excess} inside + {self.excess} outside = {self.count}",
+            f"of all nodes: {self.count - self.excess} inside + {self.excess} outside = {plural(self.count, 'slot')}",
             which=f"on no node: {slots_text(self.outside)}",
             effect="these ranks would have no daemon to attach to",
             next="correct the engine's slots, or add the slots to a node",
@@ -186,9 +187,10 @@ class EnginePlacement(RosterError):
         hosts, bare = len(self.with_trainer), len(self.without_trainer)
         rule, advice = _MODE_RULES[self.mode]
         return Story(
-            what=f"engine {self.engine}: {hosts} with a trainer rank + {bare} without = {plural(hosts + bare, 'slot')}",
+            what=f"engine {self.engine} is {placement_class(hosts, hosts + bare)}, which mode {self.mode} refuses: "
+            f"{hosts} with a trainer rank + {bare} without = {plural(hosts + bare, 'slot')}",
             which=f"with: {slots_text(self.with_trainer)}; without: {slots_text(self.without_trainer)}",
-            effect=f"mode {self.mode}: {rule}",
+            effect=f"in mode {self.mode} {rule}",
             next=advice,
         )
 

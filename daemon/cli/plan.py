@@ -43,7 +43,7 @@ class JudgedRoster:
 
 
 def plan(
-    roster: Annotated[Path, typer.Argument(help="Roster file, .toml or .json.", show_default=False)],
+    roster: Annotated[Path, typer.Argument(metavar="ROSTER", help="Roster file, .toml or .json.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Judge a roster: who receives through whom, or every reason why not."""
@@ -63,8 +63,9 @@ def plan_roster(path: Path) -> JudgedRoster:
         UnknownKeys: It has keys that mean nothing (exit code 2).
         Refused: Every violation (exit code 1).
     """
-    file = roster_from_mapping(read_roster_table(path))
-    return JudgedRoster(file, judge(file.roster, file.registrations(), subject=f"roster {path.name}"))
+    subject = f"roster {path.name}"
+    file = roster_from_mapping(read_roster_table(path), subject)
+    return JudgedRoster(file, judge(file.roster, file.registrations(), subject=subject))
 
 
 def roster_document(judged: JudgedRoster) -> dict[str, Any]:
