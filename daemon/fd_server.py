@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import socket
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self
 
 import anyio
+import anyio.to_thread
 
 from weightd.core.errors import WeightdError
 from weightd.core.wire.faults import PeerProtocolError, ProtocolMismatch
 from weightd.core.wire.limits import DATAGRAM_FDS
 from weightd.core.wire.messages import PROTOCOL
-from weightd.daemon.unix_sockets import Credentials, accept, credentials, listen
+from weightd.daemon.unix_sockets import Credentials, accept, credentials, listen, remove_stale
 from weightd.link.fd_messages import (
     Accepted,
     Answer,
@@ -34,7 +37,6 @@ from weightd.link.fd_messages import (
 )
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
@@ -49,6 +51,9 @@ MAX_CONNECTIONS = 2048
 
 BIND_S = 10.0
 """For a new connection to say which hook it is; it is held by nobody's session until then."""
+
+REMOVE_S = 1.0
+"""For the socket's file to be removed at the end; a file that stays is removed by the next start."""
 
 ANSWER_S = 10.0
 """For a hook to take an answer in; it asks one thing at a time, so its buffer is empty unless it is frozen."""
@@ -86,7 +91,7 @@ class FdApp(Protocol):
 
 
 class FdServer:
-    """Listens on ``fd.sock``.  Use as a context manager, and run ``serve`` in a task.
+    """Listens on ``fd.sock``.  Use as an async context manager, and run ``serve`` in a task.
 
     Attributes:
         refused: Refusals by reason, for the metrics.
@@ -109,29 +114,31 @@ class FdServer:
         self._connections = 0
         self.refused: Counter[str] = Counter()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         """Open the socket.
 
         Raises:
             ConfigError: The path cannot be listened on, or another daemon does.
         """
+        await anyio.to_thread.run_sync(remove_stale, self._path, socket.SOCK_SEQPACKET)
         self._listener = listen(self._path, self._mode)
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close the socket and remove its file."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            self._path.unlink(missing_ok=True)
+            with anyio.move_on_after(REMOVE_S, shield=True):
+                await anyio.to_thread.run_sync(partial(self._path.unlink, missing_ok=True))
 
     async def serve(self) -> None:
         """Serve until cancelled; then every connection is closed, which the hooks notice at once."""
         listener = self._listener
         if listener is None:
-            raise RuntimeError("the descriptor socket is not open: use the server as a context manager")
+            raise RuntimeError("the descriptor socket is not open: use the server in `async with`")
         async with anyio.create_task_group() as tasks:
             while True:
                 sock = await accept(listener)

@@ -72,14 +72,13 @@ async def accept(listener: socket.socket) -> socket.socket:
 
 
 def listen(path: Path, mode: int) -> socket.socket:
-    """Return a listening SEQPACKET socket at ``path``, in the place of one that nobody listens on any more.
+    """Return a listening SEQPACKET socket at ``path``; ``remove_stale`` made the place free.
 
     Raises:
-        ConfigError: The path cannot be listened on, or another daemon does.
+        ConfigError: The path cannot be listened on.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        remove_stale(path, socket.SOCK_SEQPACKET)
         with narrow_umask(mode):
             sock.bind(str(path))
         sock.listen(BACKLOG)

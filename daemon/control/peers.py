@@ -143,8 +143,7 @@ class PeerLinks:
         """The port that is listened on."""
         if self._receiver is None:
             raise anyio.ClosedResourceError
-        endpoint: bytes = self._receiver.raw.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[assignment]
-        return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+        return int(self._receiver.raw.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def __aiter__(self) -> AsyncIterator[FromPeer]:
         return self

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import anyio
+import anyio.to_thread
 import zmq
 
 from weightd.core.errors import ConfigError
@@ -50,7 +51,10 @@ class FromHook(NamedTuple):
 
 
 class HookRouter:
-    """Use as a context manager, inside the gate's; iterate over it in one task.
+    """Use as an async context manager, inside the gate's; iterate over it in one task, all the time.
+
+    A ROUTER learns that a hook is gone where it receives: if nobody iterates, a full hook that
+    ended stays full.
 
     Attributes:
         refused: Messages that were dropped, by reason, for the metrics.
@@ -90,13 +94,14 @@ class HookRouter:
         self.unsent: Counter[str] = Counter()
         gate.admit_users(HOOK_DOMAIN, allowed_uids if allowed_uids is not None else frozenset({os.getuid(), 0}))
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         """Open the socket.
 
         Raises:
             ConfigError: The path cannot be listened on, or another daemon does.
         """
-        remove_stale(self._path)  # libzmq would take the file from a daemon that still listens
+        # libzmq would take the file from a daemon that still listens.
+        await anyio.to_thread.run_sync(remove_stale, self._path)
         raw = self._context.socket(zmq.ROUTER)
         try:
             set_options(raw, self._limits)
@@ -112,7 +117,7 @@ class HookRouter:
         self._socket = ZSocket(raw)
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._socket is not None:

@@ -60,7 +60,10 @@ class Shelf:
 def serving(
     path: Path, shelf: Shelf, backend: str = "asyncio", allowed: frozenset[int] | None = None
 ) -> Iterator[FdServer]:
-    with FdServer(path, shelf, allowed) as server, start_blocking_portal(backend) as portal:
+    with (
+        start_blocking_portal(backend) as portal,
+        portal.wrap_async_context_manager(FdServer(path, shelf, allowed)) as server,
+    ):
         task = portal.start_task_soon(server.serve)
         try:
             yield server
