@@ -107,7 +107,8 @@ async def test_another_user_is_refused_at_the_handshake(tmp_path: Path) -> None:
         gated() as (context, gate),
         HookRouter(context, path, gate, allowed_uids=others, limits=QUICK) as router,
     ):
-        await hook(context, path).send([encode(note("trainer 3"))])
+        dealer = hook(context, path)
+        await dealer.send([encode(note("trainer 3"))])
 
         assert await until(lambda: gate.refused["uid"] > 0)
         with anyio.move_on_after(0.2) as scope:
