@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from weightd.core.layout.columns import Int64, Layout
 from weightd.core.layout.faults import BadColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from weightd.core.layout.columns import Int64, Layout
 
 Mask = NDArray[np.bool_]
 """True for the rows that are meant."""

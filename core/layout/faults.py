@@ -2,7 +2,8 @@
 
 A fault of a layout is never retried: the side that described its memory has to
 describe it differently.  Whoever builds a layout gets the first fault at once;
-``checks.validate`` collects all of them into one report.
+``checks.validate`` collects all of them into one report, which says once what
+was not done.
 """
 
 from __future__ import annotations
@@ -55,12 +56,11 @@ class BoxOutOfBounds(LayoutError):
 
     def story(self) -> Story:
         """Return the lines of the text."""
-        more = f" (and {self.others} more pieces)" if self.others else ""
+        more = f" (and {self.others} more)" if self.others else ""
         return Story(
             what=f"piece {self.piece}{more} is no box inside its tensor {self.tensor} {self.shape}",
             which=f"{_box(self.start, self.extent, self.step)}: start {self.start}, extent {self.extent}, "
             f"step {self.step}; a start is at least 0, extents and steps at least 1, an empty shard is no piece",
-            effect=_REFUSED,
             next="describe only the elements that the rank holds, without padding",
         )
 
@@ -93,13 +93,12 @@ class BufferOverrun(LayoutError):
     def story(self) -> Story:
         """Return the lines of the text."""
         last = self.offset + sum((n - 1) * s for n, s in zip(self.extent, self.stride, strict=True))
-        more = f" (and {self.others} more pieces)" if self.others else ""
+        more = f" (and {self.others} more)" if self.others else ""
         return Story(
             what=f"piece {self.piece}{more} of {self.tensor} does not lie in its buffer {self.buffer} "
             f"of {self.elements} elements",
             which=f"elements {self.offset} to {last}: extent {self.extent}, stride {self.stride}; "
             "a stride is at least 1 where the extent exceeds 1",
-            effect=_REFUSED,
             next="compare offset and strides with the storage they were read from",
         )
 
@@ -120,8 +119,7 @@ class DuplicateName(LayoutError):
     def story(self) -> Story:
         """Return the lines of the text."""
         return Story(
-            what=f"{len(self.names)} names occur more than once in {self.table}: {some(self.names)}",
-            effect=_REFUSED,
+            what=f"more than once in {self.table}: {some(self.names)}",
             next="list every name once; a second name of the same memory is an alias",
         )
 
@@ -148,7 +146,6 @@ class UnknownDType(LayoutError):
         return Story(
             what=f"{self.name} in {self.table} has the unknown element type {self.dtype!r}",
             which=f"known are {some(self.known, shown=len(self.known))}",
-            effect=_REFUSED,
             next="cast it to a known type before it is published, or name the type as torch does without 'torch.'",
         )
 
@@ -176,11 +173,10 @@ class DTypeConflict(LayoutError):
 
     def story(self) -> Story:
         """Return the lines of the text."""
-        more = f" (and {self.others} more pieces)" if self.others else ""
+        more = f" (and {self.others} more)" if self.others else ""
         return Story(
             what=f"piece {self.piece}{more} of {self.tensor} ({self.tensor_dtype}) lies in buffer {self.buffer} "
             f"({self.buffer_dtype})",
-            effect=_REFUSED,
             next="give the tensor the element type in which it lies in the buffer",
         )
 
@@ -204,7 +200,6 @@ class BadEntry(LayoutError):
         """Return the lines of the text."""
         return Story(
             what=f"{self.name!r} in {self.table}: {self.why}",
-            effect=_REFUSED,
             next=f"correct the entry of {self.name!r}",
         )
 
@@ -224,7 +219,7 @@ class BadColumns(LayoutError):
 
     def story(self) -> Story:
         """Return the lines of the text."""
-        return Story(what=f"column {self.column}: {self.why}", effect=_REFUSED, next="build layouts with LayoutBuilder")
+        return Story(what=f"column {self.column}: {self.why}", next="build layouts with LayoutBuilder")
 
 
 @dataclass(eq=False)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 import msgpack
 import msgspec
 
-from weightd.core.layout.columns import Layout
 from weightd.core.layout.faults import MalformedLayout
 from weightd.core.layout.message import DEFAULT_LIMITS, decode_layout, encode_layout, unpacked
 from weightd.core.units import EngineId, EngineRank, NodeId, RolloutRank, SlotName, TrainerRank
 
 if TYPE_CHECKING:
+    from weightd.core.layout.columns import Layout
     from weightd.core.layout.message import LayoutLimits
 
 MAGIC = b"weightd layout 1\n"

@@ -9,13 +9,16 @@ tensor cut on dimension 1 would otherwise meet all of its pieces.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightd.core.layout import progressions
 from weightd.core.layout.boxes import Mask, Pieces, tidy, widened
-from weightd.core.layout.columns import Int64
 from weightd.core.layout.faults import NotDescribable
+
+if TYPE_CHECKING:
+    from weightd.core.layout.columns import Int64
 
 BLOCK_PAIRS = 1 << 18
 """Candidate pairs looked at together: some 100 MiB of columns, whatever the size of the model."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightd.core.layout.columns import Int64
 from weightd.core.layout.faults import NotDescribable
 
 if TYPE_CHECKING:
+    from weightd.core.layout.columns import Int64
     from weightd.core.layout.intersect import Overlaps
 
 COPY_DIMS = 3
