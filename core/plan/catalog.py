@@ -130,7 +130,7 @@ class _Book:
         self._known_to_engines: set[int] = set()  # by any name, kept or not
         self._kept: set[str] = set()
         self._targets: set[int] = set()
-        self._target_numbers = {rank: self._number_target(layout) for rank, layout in rollout_layouts.items()}
+        self._target_numbers = self._number_targets()
         self._unused_whole, self._unused_rows = self._declared_unused()
 
     def _enter(self, name: str, info: TensorInfo) -> int:
@@ -148,6 +148,20 @@ class _Book:
             for place in places:
                 numbers[place] = column
         return tuple(numbers)
+
+    def _number_targets(self) -> dict[RolloutRank, Int64]:
+        """Number the tensors of each rollout rank; ranks that say the same are numbered once."""
+        ranks, layouts = list(self._rollouts), list(self._rollouts.values())
+        numbers = {}
+        for _, places in distinct_tables(layouts):
+            alike: dict[tuple[object, object], Int64] = {}
+            for place in places:
+                layout = layouts[place]
+                said = (layout.aliases, layout.kept)
+                if said not in alike:
+                    alike[said] = self._number_target(layout)
+                numbers[ranks[place]] = alike[said]
+        return {rank: numbers[rank] for rank in ranks}
 
     def _number_target(self, layout: Layout) -> Int64:
         aliases = _Aliases(layout.aliases)
@@ -265,9 +279,9 @@ class _Book:
 
     def names_unmatched(self, whole: bool) -> Iterator[NamesUnmatched]:
         """Return the names that only one side knows, if there are any."""
-        free = [n for n in range(self._sources) if n not in self._known_to_engines]
+        free = [n for n in range(self._sources) if n not in self._known_to_engines] if whole else []
         unused = [n for n in free if n in self._unused_whole or self._all_rows_unused(n)]
-        lonely = sorted(self._info[n].name for n in set(free) - set(unused)) if whole else []
+        lonely = sorted(self._info[n].name for n in set(free) - set(unused))
         known = len(self._known_to_engines)
         missing = sorted(self._info[n].name for n in self._targets if n >= self._sources)
         if lonely or missing:

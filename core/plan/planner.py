@@ -46,18 +46,18 @@ def plan_node(proof: CoverageProof, node: NodeId, bucket_limit_bytes: int) -> No
     """Return which bytes a node fetches and which bytes each of its ranks copies.
 
     Args:
-        proof: Covers every rollout rank of the node.
-        node: A node of the topology.
+        proof: What was proved; a rank of the node that a proof of some ranks left out gets no plan.
+        node: A node; one without rollout ranks has nothing to fetch.
         bucket_limit_bytes: Largest bucket.
 
     Raises:
         BudgetError: A bucket could not hold one element.
-        InternalInvariantBroken: A rank of the node was not proved, or the plan does not add up to the proof.
+        InternalInvariantBroken: The plan does not add up to the proof.
     """
-    ranks = proof.topology.rollout_ranks(node)
-    unproved = [r for r in ranks if r not in proof.rollout_layouts]
-    if unproved:
-        raise InternalInvariantBroken("plan what was proved", f"no proof for {', '.join(map(str, unproved))}")
+    ranks = tuple(r for r in proof.topology.rollout_ranks(node) if r in proof.rollout_layouts)
+    if not ranks:
+        fetch = FetchPlan((), (), no_copies(), 0)
+        return NodePlan(node, {}, fetch, plan_digest(node, {}, fetch))
     work = _NodeWork(proof, node, ranks)
     work.check_limit(bucket_limit_bytes)
     local, landed, fetch = work.local_copies(), *work.remote_copies(bucket_limit_bytes)
@@ -205,8 +205,9 @@ class _Held:
     @classmethod
     def of(cls, proof: CoverageProof, boxes: Boxes) -> _Held:
         region, base, _ = buffer_columns(proof.trainer_layouts, boxes.pieces, boxes.rank)
-        pools, source = np.unique(np.column_stack([boxes.rank, region]), axis=0, return_inverse=True)
-        sources = [TrainerSource(TrainerRank(r), g) for r, g in pools.tolist()]
+        regions = int(region.max(initial=0)) + 1
+        pools, source = np.unique(boxes.rank * regions + region, return_inverse=True)
+        sources = [TrainerSource(TrainerRank(p // regions), p % regions) for p in pools.tolist()]
         return cls(boxes.pieces, base, source.reshape(-1).astype(np.int64), sources)
 
     def places(self, parts: Parts, piece: Int64, size: Int64) -> tuple[Int64, Int64]:

@@ -81,7 +81,6 @@ class CoverageProof:
         totals: Per rollout rank, what it needs.
         source: What the trainer owns.
         whole: Whether all rollout ranks were looked at, so that unused elements are ruled out, too.
-        digest: Names topology and layouts; equal inputs, equal digest, on every machine.
         rollout_digests: Digests of the rollout ranks' layouts.
     """
 
@@ -92,7 +91,6 @@ class CoverageProof:
     totals: Mapping[RolloutRank, RankTotals]
     source: SourceTotals
     whole: bool
-    digest: str
     rollout_digests: Mapping[RolloutRank, str]
     _witness: object
 
@@ -117,23 +115,6 @@ class CoverageProof:
 
     def _all(self) -> Mask:
         return np.ones(len(self.catalog.tensors), np.bool_)
-
-
-def proof_digest(topology: Topology, trainer_digests: Sequence[str], rollout_digests: Mapping[RolloutRank, str]) -> str:
-    """Return a name for the inputs of a proof: equal inputs, equal digest, on every machine."""
-    from hashlib import blake2b
-
-    import msgspec
-
-    facts = [
-        [[p.node, p.slot] for p in topology.trainers],
-        [[e, [[p.node, p.slot] for p in places]] for e, places in topology.engines.items()],
-        sorted(topology.reserved),
-        topology.mode,
-        list(trainer_digests),
-        [[r.engine, r.k, d] for r, d in rollout_digests.items()],
-    ]
-    return blake2b(msgspec.msgpack.encode(facts), digest_size=16, person=b"weightd-proof").hexdigest()
 
 
 def prove_coverage(
@@ -172,7 +153,6 @@ def prove_coverage(
     if faults:
         subject = f"coverage of {len(ranks)} rollout ranks by {len(trainer_layouts)} trainer ranks"
         raise Refused(subject, tuple(faults), EFFECT)
-    rollout_digests = {r: layout_digest(layout) for r, layout in layouts.items()}
     return CoverageProof(
         topology=topology,
         trainer_layouts=tuple(trainer_layouts),
@@ -181,8 +161,7 @@ def prove_coverage(
         totals=court.rank_totals(),
         source=SourceTotals(court.owned, court.used, court.declared),
         whole=only is None,
-        digest=proof_digest(topology, [layout_digest(layout) for layout in trainer_layouts], rollout_digests),
-        rollout_digests=rollout_digests,
+        rollout_digests={r: layout_digest(layout) for r, layout in layouts.items()},
         _witness=_WITNESS,
     )
 

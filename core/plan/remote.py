@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weightd.core.layout.columns import Int64
+from weightd.core.plan.alike import equal_rows
 from weightd.core.plan.cells import CellBox, grid_of
 
 
@@ -113,8 +114,7 @@ def _cut_alike(distinct: Parts, rows: Int64) -> tuple[Parts, Int64, Int64]:
         The cells of all boxes, and the uses as (row of ``distinct``, cell).
     """
     columns = [c[rows].reshape(len(rows), -1) for c in (distinct.start, distinct.extent, distinct.step)]
-    kinds, kind = np.unique(np.hstack(columns), axis=0, return_inverse=True)
-    kind = kind.reshape(-1)
+    kinds, kind = equal_rows(np.hstack(columns))
     found: list[Parts] = []
     parts: list[Int64] = []
     cells: list[Int64] = []

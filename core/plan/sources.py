@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weightd.core.layout.columns import Int64
+from weightd.core.plan.alike import equal_rows
 from weightd.core.units import NodeId, RolloutRank, TrainerRank
 
 if TYPE_CHECKING:
@@ -50,9 +51,13 @@ def holders_of(boxes: Boxes) -> Holders:
     for n in np.unique(count).tolist():
         of_size = np.flatnonzero(count == n)
         rows = boxes.first[of_size][:, None] + np.arange(n)
-        distinct, kind = np.unique(boxes.rank[rows], axis=0, return_inverse=True)
-        group[of_size] = kind.reshape(-1) + len(ranks)
-        ranks.extend(tuple(r) for r in distinct.tolist())
+        members = boxes.rank[rows]
+        if n == 1:
+            _, kinds, kind = np.unique(members[:, 0], return_index=True, return_inverse=True)
+        else:
+            kinds, kind = equal_rows(members)
+        group[of_size] = kind + len(ranks)
+        ranks.extend(tuple(r) for r in members[kinds].tolist())
     return Holders(group, tuple(ranks), boxes.first[:-1])
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightd.core.plan.alike import equal_rows
 from weightd.core.plan.holdings import itemsizes
 from weightd.core.plan.violations import OutsideBuffer, Region, TargetOverlap
 
@@ -97,9 +98,9 @@ def shared_pairs(pieces: Pieces) -> list[tuple[int, int]]:
                 pieces.stride[other],
             ]
         )
-        distinct, kind = np.unique(kinds, axis=0, return_inverse=True)
-        shared = np.array([_kind_meets(row, pieces.ndim) for row in distinct.tolist()], np.bool_)
-        hits = shared[kind.reshape(-1)]
+        first, kind = equal_rows(kinds)
+        shared = np.array([_kind_meets(row, pieces.ndim) for row in kinds[first].tolist()], np.bool_)
+        hits = shared[kind]
         found.extend(zip(one[hits].tolist(), other[hits].tolist(), strict=True))
     return sorted(found)
 
@@ -141,10 +142,10 @@ def _folded(pieces: Pieces) -> Mask:
     folded = np.zeros(len(pieces), np.bool_)
     rows = np.flatnonzero(~nested)
     if len(rows):
-        kinds, kind = np.unique(np.column_stack([extent[rows], stride[rows]]), axis=0, return_inverse=True)
+        kinds = np.column_stack([extent[rows], stride[rows]])
+        first, kind = equal_rows(kinds)
         n = pieces.ndim
-        verdicts = np.array([_folds(k[:n], k[n:]) for k in kinds.tolist()], np.bool_)
-        folded[rows] = verdicts[kind.reshape(-1)]
+        folded[rows] = np.array([_folds(k[:n], k[n:]) for k in kinds[first].tolist()], np.bool_)[kind]
     return folded
 
 

@@ -46,6 +46,7 @@ class World:
     needed: dict[RolloutRank, list[tuple[int, Box]]]
     unused: list[tuple[int, tuple[int, int] | None]] = field(default_factory=list)
     transposed: bool = False
+    sparse: int = 1  # strides of the engines are so many times wider than the pieces
 
     def full(self, tensor: int) -> NDArray[np.generic]:
         """The tensor's true bytes, every element different as far as its type allows."""
@@ -67,7 +68,8 @@ class World:
             size = dtype_named(t.dtype).nbytes
             if kind == "slot" and any(n == number and rows is None for n, rows in self.unused):
                 b.add_unused(t.name)
-            elements = sum(int(np.prod([e for _, e, _ in box], dtype=np.int64)) + 3 for box in mine) + 2
+            wide = self.sparse if kind == "param" else 1
+            elements = sum(wide * int(np.prod([e for _, e, _ in box], dtype=np.int64)) + 3 for box in mine) + 2
             buffer = b.add_buffer(t.name, elements * size, t.dtype, kind, base=base if kind == "slot" else 0)
             base += -(-elements * size // 64) * 64
             offset = 2
@@ -79,10 +81,10 @@ class World:
                     [s for s, _, _ in box],
                     extent,
                     offset,
-                    self._strides(extent, kind),
+                    [wide * n for n in self._strides(extent, kind)],
                     [k for _, _, k in box],
                 )
-                offset += int(np.prod(extent, dtype=np.int64)) + 3
+                offset += wide * int(np.prod(extent, dtype=np.int64)) + 3
             if kind == "slot":
                 for n, rows in self.unused:
                     if n == number and rows is not None:
@@ -365,15 +367,15 @@ def worlds(draw: st.DrawFn, damaged: bool = False) -> World:
             elif draw(st.integers(0, 9)) == 0:
                 unused.append((n, None))
     transposed: bool = draw(st.booleans())
-    return World(tensors, topology, held, needed, unused, transposed)
+    return World(tensors, topology, held, needed, unused, transposed, draw(st.integers(1, 2)))
 
 
 @st.composite
 def damages(draw: st.DrawFn, pieces: list[tuple[int, Box]], tensors: list[Tensor]) -> None:
     """Lose, cut or move one piece of a rank, or give it another one."""
-    if pieces and draw(st.booleans()):
-        row = draw(st.integers(0, len(pieces) - 1))
-        pieces.pop(row)
+    lose: bool = draw(st.booleans())
+    if pieces and lose:
+        pieces.pop(draw(st.integers(0, len(pieces) - 1)))
     if draw(st.booleans()):
         n = draw(st.integers(0, len(tensors) - 1))
         if 0 in tensors[n].shape:
