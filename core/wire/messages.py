@@ -337,7 +337,10 @@ class Planned(Part, frozen=True):
 
 
 class FetchState(Part, frozen=True):
-    """Progress of the fetch of ``key``.  Complete when ``received == planned`` and every bucket's digest was right."""
+    """Progress of the fetch of ``key``.  Complete when ``received == planned`` and every bucket's digest was right.
+
+    ``wire_nbytes`` is what the bulk streams carried for it, retries included.
+    """
 
     key: VersionKey
     op: Op
@@ -345,6 +348,7 @@ class FetchState(Part, frozen=True):
     received_nbytes: Count
     complete: bool
     error: WireError | None = None
+    wire_nbytes: Count = 0
 
 
 class NodeReport(Struct, frozen=True):
