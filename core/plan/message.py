@@ -169,6 +169,9 @@ def _inside(offset: Int64, stride: Int64, copies: Copies, nbytes: Int64) -> Mask
     room = np.maximum(nbytes, 1)[:, None]
     sane &= (hops <= 0) | ((stride > 0) & (stride <= room // np.maximum(hops, 1)))
     reach = np.where(sane & (hops > 0), hops * np.where(sane, stride, 0), 0).sum(axis=1)
+    # No row visits an element twice; in floating point, because a product of hostile extents has no bound.
+    visits = np.prod(copies.extent.astype(np.float64), axis=1) * copies.itemsize
+    sane &= (visits <= nbytes)[:, None]
     begins = (offset >= 0) & (offset <= nbytes) & (offset % copies.itemsize == 0)
     result: Mask = sane.all(axis=1) & begins & (np.where(begins, offset, 0) + reach + copies.itemsize <= nbytes)
     return result

@@ -57,7 +57,7 @@ class PlanMismatch(PlanError):
     def story(self) -> Story:
         """Return the text; it compares what was planned with what is there."""
         return Story(
-            what=f"the plan of {self.rank} does not fit: {self.fact} is {self.planned} in the plan and {self.found} here",
+            what=f"the plan of {self.rank} does not fit: {self.fact} is {self.planned} in the plan, {self.found} here",
             effect=_REFUSED,
             next="attach again, so that the rank is planned for the layout and pools it has",
         )

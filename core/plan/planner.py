@@ -67,6 +67,29 @@ def plan_node(proof: CoverageProof, node: NodeId, bucket_limit_bytes: int) -> No
     return NodePlan(node, plans, fetch, plan_digest(node, plans, fetch))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Feeding:
+    """Which trainer rank feeds which elements of a node's ranks, before anything is lowered.
+
+    Attributes:
+        meets: Boxes of tensors, in logical indices.
+        tensor: Number of the tensor in the catalog, shape (M,).
+        rank: Rollout rank that needs each, by its position among the node's ranks, shape (M,).
+        trainer: Trainer rank that feeds it, shape (M,).
+    """
+
+    meets: Overlaps
+    tensor: Int64
+    rank: Int64
+    trainer: Int64
+
+
+def feeding(proof: CoverageProof, node: NodeId) -> tuple[tuple[RolloutRank, ...], Feeding]:
+    """Return the planned rollout ranks of a node, and the choice of sources that ``plan_node`` makes for them."""
+    ranks = tuple(r for r in proof.topology.rollout_ranks(node) if r in proof.rollout_layouts)
+    return ranks, _NodeWork(proof, node, ranks).feeding()
+
+
 class _NodeWork:
     """What one node needs, met with what the trainer holds."""
 
@@ -135,6 +158,18 @@ class _NodeWork:
         rank = self._rank[rows][cut.part]
         per_rank = [take(landed, np.flatnonzero(rank == r)) for r in range(len(self._ranks))]
         return per_rank, FetchPlan(sources, packed.buckets, packed.gather, packed.nbytes)
+
+    def feeding(self) -> Feeding:
+        """Return the choice of sources, remote ones included."""
+        chosen = self._chosen.copy()
+        rows = np.flatnonzero(chosen < 0)
+        if len(rows):
+            cells = cut_into_cells(self._part_of_box(self._meets.take(rows))).cells
+            size = self._proof.catalog.itemsize[self._box.tensor[cells.box]]
+            of_box: Int64 = np.zeros(len(self._boxes), np.int64)
+            of_box[cells.box] = self._feeders(cells, size)
+            chosen[rows] = of_box[self._meets.source[rows]]
+        return Feeding(self._meets, self._box.tensor[self._meets.source], self._rank, self._boxes.rank[chosen])
 
     def _feeders(self, cells: Parts, size: Int64) -> Int64:
         """Return the piece that each cell is fetched from; all cells of a box come from one."""
