@@ -1,0 +1,53 @@
+"""Picks the adapter for each tensor of a module or a mapping."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from weightd.trainer_hooks.adapters.fsdp2 import ShardedParams, dtensor_shard, sharded_params, sharded_reader
+from weightd.trainer_hooks.adapters.leaves import Leaf, Source, leaves_of
+from weightd.trainer_hooks.adapters.plain import plain_shard, refuse_fsdp1
+from weightd.trainer_hooks.names import walk
+from weightd.trainer_hooks.shards import Holdings, Shard
+
+
+def holdings_of(source: Source) -> Holdings:
+    """Return what this rank holds of a module's parameters and persistent buffers; no collective.
+
+    Tied tensors are held once, under the first of their names; the others are aliases.
+
+    Raises:
+        TrainerHookError: A tensor cannot be described, or two have one name.
+    """
+    managed: ShardedParams = {}
+    if isinstance(source, nn.Module):
+        for prefix, module in walk(source):
+            refuse_fsdp1(prefix.rstrip("."), module)
+        managed = sharded_params(module for _, module in walk(source))
+    shards: list[Shard] = []
+    aliases: list[tuple[str, str]] = []
+    first: dict[object, str] = {}
+    for leaf in leaves_of(source):
+        canonical = first.setdefault(_identity(leaf, managed), leaf.name)
+        if canonical != leaf.name:
+            aliases.append((leaf.name, canonical))
+        else:
+            shards.append(_shard(leaf, managed))
+    return Holdings(tuple(shards), tuple(aliases))
+
+
+def _shard(leaf: Leaf, managed: ShardedParams) -> Shard:
+    read = sharded_reader(leaf, managed.get((id(leaf.owner), leaf.key)))
+    return dtensor_shard(leaf.name, read) if isinstance(read(), DTensor) else plain_shard(leaf)
+
+
+def _identity(leaf: Leaf, managed: ShardedParams) -> object:
+    """Return what is equal for two names of one memory, and for nothing else."""
+    param = managed.get((id(leaf.owner), leaf.key))
+    if param is not None:
+        return id(param)
+    tensor: Tensor = leaf.read()
+    if isinstance(tensor, DTensor) or tensor.is_meta or tensor.numel() == 0:
+        return id(tensor)
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

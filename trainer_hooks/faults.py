@@ -1,0 +1,260 @@
+"""What a trainer's hook refuses, and what its waits end with.
+
+::
+
+    TrainerHookError
+    ├── UnsupportedPlacement   E_PLACEMENT        a tensor that no adapter can describe
+    ├── PiecesDoNotAddUp       E_PIECES           a rule and a framework disagree about a shard
+    ├── NamesCollide           E_NAMES            two tensors would have one name
+    ├── HoldingsChanged        E_HOLDINGS         the model is not the one that was attached
+    ├── WorldUnknown           E_WORLD            nobody says which trainer rank this is
+    ├── NotAttached            E_NOT_ATTACHED     publish() or wait() before attach() or after close()
+    ├── SlotNotFree            E_SLOT             no slot became free in time
+    ├── VersionNotDecided      E_WAIT             wait() ended by its own limit
+    └── OutcomeUnknown         E_OUTCOME          a version was decided while this rank was not connected
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weightd.core.errors import Story, WeightdError, some
+
+_NOTHING_SENT = "nothing was published"
+
+
+class TrainerHookError(WeightdError):
+    """An error of the hook in a trainer."""
+
+
+@dataclass(eq=False)
+class UnsupportedPlacement(TrainerHookError):
+    """A tensor that cannot be described; it is refused by name and never guessed.
+
+    Attributes:
+        name: The tensor.
+        found: What it is.
+        supported: What would do.
+    """
+
+    code: ClassVar[str] = "E_PLACEMENT"
+    name: str
+    found: str
+    supported: tuple[str, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.name} cannot be described: {self.found}",
+            which=f"supported: {some(self.supported)}",
+            effect=_NOTHING_SENT,
+            next="use a supported form, or declare this rank's shards with Publisher.from_shards",
+        )
+
+
+@dataclass(eq=False)
+class PiecesDoNotAddUp(TrainerHookError):
+    """The boxes that follow from the placements are not what the rank holds.
+
+    Attributes:
+        name: The tensor.
+        shape: Its logical shape.
+        expected: Local shape that follows from the placements.
+        found: Shape of the local tensor.
+        described: Elements of all boxes.
+        held: Elements of the local tensor.
+    """
+
+    code: ClassVar[str] = "E_PIECES"
+    name: str
+    shape: tuple[int, ...]
+    expected: tuple[int, ...]
+    found: tuple[int, ...]
+    described: int
+    held: int
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.name} {self.shape}: the placements give this rank {self.expected} "
+            f"({self.described} elements), it holds {self.found} ({self.held} elements)",
+            effect=_NOTHING_SENT,
+            next="report the placements and the version of torch, or declare the shards with Publisher.from_shards",
+        )
+
+
+@dataclass(eq=False)
+class NamesCollide(TrainerHookError):
+    """Two different tensors would be published under one name.
+
+    Attributes:
+        name: The name without wrappers' prefixes.
+        raw: The names that lead to it.
+    """
+
+    code: ClassVar[str] = "E_NAMES"
+    name: str
+    raw: tuple[str, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{len(self.raw)} tensors are called {self.name} once wrappers' prefixes are gone: {some(self.raw)}",
+            effect=_NOTHING_SENT,
+            next="pass the module that holds the model, or a mapping with the names of the checkpoint",
+        )
+
+
+@dataclass(eq=False)
+class HoldingsChanged(TrainerHookError):
+    """A tensor is no longer of the shape, element type or placement that was attached.
+
+    Attributes:
+        name: The tensor.
+        attached: What it was.
+        found: What it is.
+    """
+
+    code: ClassVar[str] = "E_HOLDINGS"
+    name: str
+    attached: str
+    found: str
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.name} was attached as {self.attached} and is {self.found} now",
+            effect=f"{_NOTHING_SENT}; engines keep what they serve",
+            next="close this publisher and attach a new one: the run plans again for the new layout",
+        )
+
+
+@dataclass(eq=False)
+class WorldUnknown(TrainerHookError):
+    """Nobody says which trainer rank this is, or two sources disagree.
+
+    Attributes:
+        tried: Each source with what it said.
+    """
+
+    code: ClassVar[str] = "E_WORLD"
+    tried: tuple[str, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"rank and world size of this trainer are not known: {'; '.join(self.tried)}",
+            effect="no daemon was asked",
+            next="initialise torch.distributed, pass rank= and world=, or set RANK and WORLD_SIZE",
+        )
+
+
+@dataclass(eq=False)
+class NotAttached(TrainerHookError):
+    """A call that needs an attached publisher.
+
+    Attributes:
+        call: The call.
+        state: What the publisher is instead.
+    """
+
+    code: ClassVar[str] = "E_NOT_ATTACHED"
+    call: str
+    state: str
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.call} needs an attached publisher, this one is {self.state}",
+            next="call attach(), or use the publisher as a context manager",
+        )
+
+
+@dataclass(eq=False)
+class SlotNotFree(TrainerHookError):
+    """All slots are taken by versions that are not released.
+
+    Attributes:
+        rank: The trainer rank.
+        version: Version that was to be published.
+        taken: Each slot with the version it holds.
+        waited_s: Seconds waited.
+        limit_s: The limit.
+        waiting_for: What the run waits for, in the leader's words.
+    """
+
+    code: ClassVar[str] = "E_SLOT"
+    rank: int
+    version: int
+    taken: tuple[str, ...]
+    waited_s: float
+    limit_s: float
+    waiting_for: str = ""
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        why = f"the run waits for {self.waiting_for}" if self.waiting_for else "the leader names nothing it waits for"
+        return Story(
+            what=f"version {self.version} not published: no slot became free in {self.waited_s:.1f} s "
+            f"(release_s {self.limit_s:.1f})",
+            which=f"{some(self.taken)}; {why}",
+            who=f"trainer rank {self.rank}",
+            effect="the parameters were not read; engines keep what they serve",
+            next="weightd status",
+        )
+
+
+@dataclass(eq=False)
+class VersionNotDecided(TrainerHookError):
+    """``wait()`` reached its limit before the version was decided.
+
+    Attributes:
+        version: Version that was waited for.
+        until: What was waited for.
+        stage: Stage of the version in hand.
+        waiting_for: What it waits for, in the leader's words.
+        waited_s: Seconds waited.
+        limit_s: The limit.
+    """
+
+    code: ClassVar[str] = "E_WAIT"
+    version: int
+    until: str
+    stage: str
+    waiting_for: str
+    waited_s: float
+    limit_s: float
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        why = f", waiting for {self.waiting_for}" if self.waiting_for else ""
+        return Story(
+            what=f"version {self.version} was not {self.until} after {self.waited_s:.1f} s "
+            f"(timeout_s {self.limit_s:.1f})",
+            which=f"the run is in stage {self.stage or 'unknown'}{why}",
+            effect="the version goes on; waiting for it again is allowed",
+            next="weightd status",
+        )
+
+
+@dataclass(eq=False)
+class OutcomeUnknown(TrainerHookError):
+    """A version was decided, and this rank was not told how.
+
+    Attributes:
+        version: The version.
+        committed: Last committed version.
+    """
+
+    code: ClassVar[str] = "E_OUTCOME"
+    version: int
+    committed: int
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"version {self.version} was decided before version {self.committed} was committed, and this rank was "
+            "not told how",
+            next=f"weightd status names what became of version {self.version}",
+        )

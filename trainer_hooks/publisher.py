@@ -1,0 +1,315 @@
+"""What a trainer adds to its loop: one ``Publisher``, and one ``publish()`` behind every step.
+
+::
+
+    with Publisher(model, run="grpo-7", engines={"E0": 4}) as publisher:
+        for batch in batches:
+            step(model, batch)
+            version = publisher.publish()
+        publisher.wait(version)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from weightd.core.errors import WeightdError
+from weightd.core.layout.columns import Layout
+from weightd.core.layout.files import LayoutFile, encode_file
+from weightd.core.roster.topology import Mode
+from weightd.core.session.deadlines import Deadlines
+from weightd.core.units import NodeId, SlotName, Version
+from weightd.core.wire.messages import PublisherGoal
+from weightd.trainer_hooks.adapters.leaves import Source
+from weightd.trainer_hooks.adapters.pick import holdings_of
+from weightd.trainer_hooks.attachment import TrainerAttachment
+from weightd.trainer_hooks.declared import ShardSpec, declared_holdings
+from weightd.trainer_hooks.describe import Casts, Described, UnusedSpec, describe_holdings
+from weightd.trainer_hooks.faults import NotAttached
+from weightd.trainer_hooks.identity import Engines, declare_roster, identify
+from weightd.trainer_hooks.shards import Holdings
+
+Until = Literal["committed", "released"]
+
+_DAEMON_S = 30.0
+"""For a daemon to answer at all, unless ``attach_s`` is less: as long as one is given to restart."""
+
+_REPORT_S = 15.0
+"""The hook waits this much longer than the leader, whose report says more than a deadline here could."""
+
+
+class Publisher:
+    """Publishes one trainer rank's shards, version by version.
+
+    Every rank of the trainer makes one and calls ``publish`` in the same order.  Use from one thread.
+
+    Attributes:
+        run: Name of the training job.
+        rank: This trainer rank.
+        world: Number of trainer ranks.
+    """
+
+    def __init__(
+        self,
+        module_or_params: Source,
+        *,
+        run: str,
+        rank: int | None = None,
+        world: int | None = None,
+        slot: str | None = None,
+        engines: Engines | None = None,
+        reserved: Iterable[int] = (),
+        mode: Mode | None = None,
+        dtype: Casts = None,
+        unused: Iterable[UnusedSpec] = (),
+        socket: str | os.PathLike[str] | None = None,
+        attach_s: float | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        """Prepare a publisher; nothing is connected or allocated before ``attach``.
+
+        Args:
+            module_or_params: A module (plain, DDP, FSDP2 with or without tensor parallelism), a mapping
+                from names to tensors, or pairs of them.  Persistent buffers of a module belong to it.
+            run: Name of the training job, the same on all ranks.
+            rank: This rank; by default that of ``torch.distributed``, else ``RANK``.
+            world: Number of trainer ranks; likewise, else ``WORLD_SIZE``.
+            slot: Name of this rank's device; by default one of this process.
+            engines: What the run consists of, from rank 0: sizes by engine, declarations, or the path of
+                a roster file; None where the daemon has the roster.
+            reserved: Trainer ranks without an engine by intent.
+            mode: Where engines are against trainer ranks; ``disaggregated`` by default.
+            dtype: Cast on publish: one element type for all floating tensors, or by name.
+            unused: What nobody takes: names, (name, (first row, last row + 1)), or ``Unused``.
+            socket: The daemon's control socket or its directory; by default ``WEIGHTD_SOCKET``, else
+                ``/run/weightd``.
+            attach_s: Limit of ``attach`` in seconds; by default ``deadlines.attach_s``.
+            deadlines: This hook's own limits.
+
+        Raises:
+            WorldUnknown: Nobody says which rank this is.
+            ConfigError: The roster file cannot stand.
+        """
+        self._source: Source | Holdings = module_or_params
+        self.run = run
+        self.rank, self.world = self._identity = identify(rank, world)
+        self._slot = slot or f"pid-{os.getpid()}"
+        self._roster = declare_roster(engines, self._identity, reserved, mode)
+        self._casts = dtype
+        self._unused = tuple(unused)
+        self._socket = socket
+        self._deadlines = deadlines or Deadlines()
+        self._attach_s = self._deadlines.attach_s if attach_s is None else attach_s
+        self._attachment: TrainerAttachment | None = None
+
+    @classmethod
+    def from_shards(
+        cls,
+        shards: Iterable[ShardSpec],
+        *,
+        run: str,
+        rank: int | None = None,
+        world: int | None = None,
+        slot: str | None = None,
+        engines: Engines | None = None,
+        reserved: Iterable[int] = (),
+        mode: Mode | None = None,
+        dtype: Casts = None,
+        unused: Iterable[UnusedSpec] = (),
+        socket: str | os.PathLike[str] | None = None,
+        attach_s: float | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> Self:
+        """Return a publisher of declared shards.
+
+        Args:
+            shards: (name, global shape, start, extent, tensor of shape ``extent``); an extent with a 0 is
+                an empty shard, which makes the tensor known.  Several of one name are several boxes of it.
+            run: The rest are those of the constructor.
+            rank: See there.
+            world: See there.
+            slot: See there.
+            engines: See there.
+            reserved: See there.
+            mode: See there.
+            dtype: See there.
+            unused: See there.
+            socket: See there.
+            attach_s: See there.
+            deadlines: See there.
+
+        Raises:
+            PiecesDoNotAddUp: A tensor is not of the declared extent.
+        """
+        publisher = cls(
+            {},
+            run=run,
+            rank=rank,
+            world=world,
+            slot=slot,
+            engines=engines,
+            reserved=reserved,
+            mode=mode,
+            dtype=dtype,
+            unused=unused,
+            socket=socket,
+            attach_s=attach_s,
+            deadlines=deadlines,
+        )
+        publisher._source = declared_holdings(shards)
+        return publisher
+
+    # ------------------------------------------------------------ layout
+
+    def describe(self) -> Layout:
+        """Return what this rank holds, without any collective; its pieces account for every local element.
+
+        Raises:
+            UnsupportedPlacement: A tensor cannot be described.
+            PiecesDoNotAddUp: A rule and the framework disagree about a shard.
+        """
+        return self._described().layout
+
+    def export_layout(self, path: str | os.PathLike[str]) -> Path:
+        """Write the layout for ``weightd plan`` and return its path.
+
+        Args:
+            path: The file, or a directory that is to hold ``trainer-<rank>.layout``.
+        """
+        node = self._attachment.node if self._attachment is not None else ""
+        file = LayoutFile(self.rank, self.world, self.describe(), NodeId(node), SlotName(self._slot))
+        target = Path(path) / file.name if Path(path).is_dir() else Path(path)
+        target.write_bytes(encode_file(file))
+        return target
+
+    def _described(self) -> Described:
+        source = self._source
+        holdings = source if isinstance(source, Holdings) else holdings_of(source)
+        return describe_holdings(holdings, self._casts, self._unused, f"layout of trainer rank {self.rank}")
+
+    # ------------------------------------------------------------ life
+
+    def attach(self) -> Self:
+        """Make the shared memory, greet the daemon, and wait until the run's ranks are all there and proved.
+
+        Raises:
+            DaemonAbsent: No daemon answers on this node.
+            Refused: The run is refused; the report holds every violation.
+            DeadlinePassed: ``attach_s`` is over.
+            LayoutError: This rank's tensors cannot be described.
+        """
+        if self._attachment is not None:
+            return self
+        begun = time.monotonic()
+        attachment = TrainerAttachment(
+            self.run, self._identity, self._described(), self._roster, self._slot, self._socket, self._deadlines
+        )
+        try:
+            attachment.open(begun + min(_DAEMON_S, self._attach_s))
+            attachment.wait_joined(self._attach_s + _REPORT_S, begun)
+        except BaseException as error:
+            attachment.end(f"attach failed: {type(error).__name__}")
+            raise
+        self._attachment = attachment
+        return self
+
+    def close(self) -> None:
+        """Leave the run in order; harmless when done twice.  What was published stays readable for its readers."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.end("closed by the trainer")
+
+    def __enter__(self) -> Self:
+        return self.attach()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ versions
+
+    def publish(self, version: int | None = None, label: object = None) -> Version:
+        """Copy this rank's shards into a free slot and publish them; training may go on at once.
+
+        Args:
+            version: Number of the version; by default ``next_version``.  All ranks publish the same numbers
+                in the same order.
+            label: What the trainer calls it, for instance its step; shown by ``weightd status``.
+
+        Returns:
+            The number.
+
+        Raises:
+            VersionNotGrowing: The number does not grow; says which one would.
+            SlotNotFree: No slot became free within ``release_s``.
+            RunPaused: The run lacks ranks.
+            HoldingsChanged: A parameter is not what was attached.
+            PeerGone: The daemon is gone for longer than ``restart_s``.
+        """
+        attachment = self._attached("publish()")
+        with attachment.changed:
+            number = attachment.ledger.key_for(None if version is None else Version(version)).version
+        slot = attachment.wait_slot(number, self._deadlines.release_s)
+        attachment.slots.fill(slot)
+        with attachment.changed:
+            key = attachment.ledger.key_for(number)  # its attempt, as it is known now
+            attachment.ledger.published(key)
+            attachment.slots.published(slot, key, None if label is None else str(label))
+        attachment.tell()
+        return number
+
+    def wait(self, version: int, until: Until = "committed", timeout_s: float | None = None) -> Version:
+        """Wait for the outcome of a version; at once if it is decided.
+
+        Args:
+            version: The version.
+            until: ``committed``: engines may serve it.  ``released``: its slot may be overwritten, which for a
+                committed version is when a newer one is committed.
+            timeout_s: Limit in seconds; None for none of this wait's own.
+
+        Returns:
+            The number.
+
+        Raises:
+            Refused: It failed; the report says why, with every cause.
+            VersionNotDecided: ``timeout_s`` is over.
+            RunPaused: The run lacks ranks.
+            PeerGone: The daemon is gone for longer than ``restart_s``.
+        """
+        self._attached("wait()").wait_outcome(Version(version), until, timeout_s)
+        return Version(version)
+
+    @property
+    def next_version(self) -> Version:
+        """Smallest number that the next publish may use."""
+        attachment = self._attached("next_version")
+        with attachment.changed:
+            return attachment.ledger.next_version
+
+    @property
+    def committed(self) -> Version:
+        """Last committed version of the run; 0 before the first."""
+        return self.status.committed.version
+
+    @property
+    def status(self) -> PublisherGoal:
+        """What the leader said last: stage, version in hand, what it waits for, last commit."""
+        attachment = self._attached("status")
+        with attachment.changed:
+            return attachment.ledger.goal
+
+    @property
+    def refusal(self) -> WeightdError | None:
+        """Why this rank is no longer part of the run, if so."""
+        return self._attachment.refusal if self._attachment is not None else None
+
+    def _attached(self, call: str) -> TrainerAttachment:
+        if self._attachment is None:
+            raise NotAttached(call, "not attached, or closed")
+        return self._attachment

@@ -1,0 +1,179 @@
+"""The shared memory that a rank publishes through, and the one copy of a publish.
+
+Two slots: one keeps the last committed version readable while the next is written.
+Each is a pool that is made and faulted in once; the pairs of (slot, parameter) views
+are built once and only looked at again where a framework has re-bound a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weightd.core.units import NO_KEY, TrainerRank, VersionKey
+from weightd.core.wire.messages import Region, SlotRelease, SlotState
+from weightd.link.copies import Bytes, Pair, View, run_pairs
+from weightd.link.memory import Pool
+from weightd.trainer_hooks.describe import Described, Place
+from weightd.trainer_hooks.faults import HoldingsChanged
+
+SLOTS = 2
+"""One of the version in hand and one of the last committed version (policy ``wait``)."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers that carry an element's bytes to numpy, which knows no bfloat16."""
+
+_Seen = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Where a parameter's memory was when its views were made: address, shape, strides."""
+
+
+class Slots:
+    """The slots of one trainer rank.  Their states are serialised by the owner's lock; only ``fill`` runs outside."""
+
+    def __init__(self, rank: TrainerRank, described: Described, layout_digest: str, count: int = SLOTS) -> None:
+        """Make the pools and build all views.
+
+        Raises:
+            MemoryExhausted: The system does not give the memory; nothing is left behind.
+        """
+        self._digest = layout_digest
+        self._keys: list[VersionKey] = [NO_KEY] * count
+        self._labels: list[str | None] = [None] * count
+        self._places = described.places
+        self.pools: list[Pool] = []
+        try:
+            for slot in range(count):
+                name = f"trainer {rank} slot {slot} region 0"
+                self.pools.append(Pool.create(name, described.payload_nbytes))
+        except BaseException:
+            self.close()
+            raise
+        self._slot_views = [[_slot_view(pool.payload, place) for place in self._places] for pool in self.pools]
+        self._seen: list[_Seen] = [(0, (), ())] * len(self._places)
+        self._pairs: list[list[Pair]] = [[] for _ in self.pools]
+        self._casts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.pools]
+        self._bind()
+
+    # ------------------------------------------------------------ states
+
+    def regions(self) -> tuple[Region, ...]:
+        """Return the pools as a hello announces them."""
+        return tuple(Region(slot, 0, pool.nbytes) for slot, pool in enumerate(self.pools))
+
+    def states(self) -> tuple[SlotState, ...]:
+        """Return what each slot holds."""
+        return tuple(
+            SlotState(slot, key, pool.generation, self._digest if key != NO_KEY else "", self._labels[slot])
+            for slot, (key, pool) in enumerate(zip(self._keys, self.pools, strict=True))
+        )
+
+    @property
+    def keys(self) -> tuple[VersionKey, ...]:
+        """What each slot holds."""
+        return tuple(self._keys)
+
+    def free(self) -> int | None:
+        """Return a slot that may be written, or None."""
+        return self._keys.index(NO_KEY) if NO_KEY in self._keys else None
+
+    def holds(self, key: VersionKey) -> bool:
+        """Say whether a slot holds ``key``."""
+        return key in self._keys
+
+    def taken(self) -> tuple[str, ...]:
+        """Return each slot with what it holds, for an error."""
+        return tuple(f"slot {slot} holds {key}" for slot, key in enumerate(self._keys))
+
+    def release(self, releases: Iterable[SlotRelease]) -> None:
+        """Free slots; a release of other bytes than a slot holds is late and ignored."""
+        for release in releases:
+            if release.slot < len(self._keys) and self._keys[release.slot] == release.key != NO_KEY:
+                self._keys[release.slot] = NO_KEY
+                self._labels[release.slot] = None
+
+    def published(self, slot: int, key: VersionKey, label: str | None) -> None:
+        """Say that the slot holds ``key``, whole."""
+        self._keys[slot] = key
+        self._labels[slot] = label
+
+    # ------------------------------------------------------------ bytes
+
+    def fill(self, slot: int) -> int:
+        """Copy every shard into a free slot and return the bytes written.
+
+        Raises:
+            HoldingsChanged: A parameter is not what was attached; nothing was copied.
+        """
+        self._bind()
+        pool = self.pools[slot]
+        pool.bump()  # odd: whoever reads now discards what it read
+        try:
+            nbytes = run_pairs(self._pairs[slot])
+            for destination, source in self._casts[slot]:
+                destination.copy_(source)
+                nbytes += destination.nbytes
+        finally:
+            pool.bump()
+        return nbytes
+
+    def close(self) -> None:
+        """Let go of the memory; readers that mapped it keep it for as long as they need."""
+        self._slot_views = []
+        self._pairs, self._casts = [], []
+        for pool in self.pools:
+            pool.close()
+
+    def _bind(self) -> None:
+        """Make the views again if any parameter's memory is elsewhere than when they were made."""
+        moved = False
+        tensors: list[Tensor] = []
+        for index, place in enumerate(self._places):
+            tensor = place.shard.read()
+            seen = tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+            tensors.append(tensor)
+            if seen != self._seen[index]:
+                _check_unchanged(place, tensor)
+                self._seen[index] = seen
+                moved = True
+        if moved:
+            for slot, views in enumerate(self._slot_views):
+                self._pairs[slot], self._casts[slot] = _pair_up(self._places, views, tensors)
+
+
+def byte_view(tensor: Tensor) -> View:
+    """Return a CPU tensor as a numpy view of its own memory, in integers that carry its bytes."""
+    size = tensor.element_size()
+    bits: View = tensor.detach().view(_BITS[size]).numpy().view(np.dtype(f"u{size}"))
+    return bits
+
+
+def _slot_view(payload: Bytes, place: Place) -> View:
+    size = place.dtype.itemsize
+    view: View = np.ndarray(place.shard.local_shape, np.dtype(f"u{size}"), payload.data, place.first_byte)
+    return view
+
+
+def _pair_up(
+    places: Sequence[Place], views: Sequence[View], tensors: Sequence[Tensor]
+) -> tuple[list[Pair], list[tuple[Tensor, Tensor]]]:
+    """Return what is copied as it is, and what is cast on the way (numpy knows no bfloat16, so torch does that)."""
+    pairs: list[Pair] = []
+    casts: list[tuple[Tensor, Tensor]] = []
+    for place, view, tensor in zip(places, views, tensors, strict=True):
+        if place.dtype == tensor.dtype:
+            pairs.append((view, byte_view(tensor)))
+        else:
+            carrier = view.view(np.dtype(f"{'i' if place.dtype.itemsize > 1 else 'u'}{place.dtype.itemsize}"))
+            casts.append((torch.from_numpy(carrier).view(place.dtype), tensor.detach()))
+    return pairs, casts
+
+
+def _check_unchanged(place: Place, tensor: Tensor) -> None:
+    shard = place.shard
+    attached = f"{shard.local_shape} {shard.dtype} on cpu"
+    found = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}"
+    if attached != found:
+        raise HoldingsChanged(shard.name, attached, found)
