@@ -217,16 +217,7 @@ class JournalNode:
     record: dict[str, object]
 
 
-NodeEffect = (
-    TellHook
-    | TellLeader
-    | AnswerSuperseded
-    | PlanEpoch
-    | AdoptEpoch
-    | StartFetch
-    | StopFetch
-    | JournalNode
-)
+NodeEffect = TellHook | TellLeader | AnswerSuperseded | PlanEpoch | AdoptEpoch | StartFetch | StopFetch | JournalNode
 
 
 # ------------------------------------------------------------ events of the leader's machine
@@ -330,4 +321,3 @@ class Note:
 
 
 LeaderEffect = TellNode | AskPeer | ProveEpoch | JournalLeader | StopLeading | Note
-

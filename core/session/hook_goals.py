@@ -1,0 +1,167 @@
+"""What a node tells its hooks: the leader's goal, as far as it concerns each, with the local slots to read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weightd.core.session.faults import NoLeader, Undecided
+from weightd.core.session.view import rank_name
+from weightd.core.units import NO_EPOCH, NO_KEY, NO_TERM, NodeId, RolloutRank, TrainerRank
+from weightd.core.wire.messages import EngineOrder, Order, PublisherGoal, ReceiverGoal, SlotRelease, SourceSlot
+
+if TYPE_CHECKING:
+    from weightd.core.errors import WireError
+    from weightd.core.session.attached import Attached, Hook
+    from weightd.core.session.events import EpochPlanned
+    from weightd.core.session.following import Following
+    from weightd.core.session.landing import Landing
+    from weightd.core.units import VersionKey
+    from weightd.core.wire.messages import EpochSpec, Goal
+
+LANDING = -1
+"""Stands for the landing among the sources of a rank."""
+
+ENDING: frozenset[Order] = frozenset({"abort", "fence", "left", "commit", "resume"})
+"""Orders that end something: they reach ranks that are in the epoch no more, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoLeaderNow:
+    """Nobody leads for longer than ``restart_s``."""
+
+    waited_s: float
+    limit_s: float
+
+
+class HookGoals:
+    """Turns the leader's goal into the goals of this node's hooks."""
+
+    def __init__(self, run: str, node: NodeId, following: Following, attached: Attached, landing: Landing) -> None:
+        self._run, self._node = run, node
+        self._following = following
+        self._attached = attached
+        self._landing = landing
+        self.readers: dict[VersionKey, int] = {}
+        self.committed: VersionKey = NO_KEY
+        self.adopted: EpochPlanned | None = None
+
+    # ------------------------------------------------------------ publishers
+
+    def publisher(self, hook: Hook, goal: Goal, lost: NoLeaderNow | None) -> PublisherGoal:
+        """Return what a trainer rank may know and do."""
+        rank = hook.who
+        joined = goal.epoch is not None and any((p.rank, p.boot) == (rank, hook.boot) for p in goal.epoch.trainers)
+        return PublisherGoal(
+            NO_TERM if lost else self._following.term,
+            goal.epoch.epoch if goal.epoch is not None and joined else NO_EPOCH,
+            goal.attempt_boot,
+            self.committed if self._unrecorded(goal.committed.key) else goal.committed.key,
+            goal.next_version,
+            goal.failures,
+            self._releases(hook, goal),
+            goal.stage,
+            goal.key,
+            goal.waiting_for,
+            self._no_leader(lost) if lost else goal.paused,
+        )
+
+    def _releases(self, hook: Hook, goal: Goal) -> tuple[SlotRelease, ...]:
+        """Return the slots that the leader gave free, once this node's own readers have ended."""
+        held = {(s.slot, s.key) for s in hook.publisher.slots}
+        busy = self.busy()
+        return tuple(
+            SlotRelease(r.slot, r.key)
+            for r in goal.release
+            if r.rank == hook.who and (r.slot, r.key) in held and r.key not in busy
+        )
+
+    def busy(self) -> set[VersionKey]:
+        """Return the versions that somebody may still read from this node's memory."""
+        return {k for k, n in self.readers.items() if n > 0} | self._attached.reading()
+
+    # ------------------------------------------------------------ receivers
+
+    def receiver(self, hook: Hook, goal: Goal, lost: NoLeaderNow | None) -> ReceiverGoal | None:
+        """Return what a rollout rank must do; None while it is not yet this node's to say."""
+        who = hook.who
+        assert isinstance(who, RolloutRank), "receivers are rollout ranks"
+        joined = goal.epoch is not None and any(
+            (RolloutRank(p.engine, p.k), p.boot) == (who, hook.boot) for p in goal.epoch.receivers
+        )
+        adopted = self.adopted.epoch if self.adopted is not None else NO_EPOCH
+        planned = joined and goal.epoch is not None and goal.epoch.epoch == adopted
+        digest, nbytes = self._rank_plan(who) if planned else ("", 0)
+        order = next((o for o in goal.engines if o.engine == who.engine), None)
+        if order is not None and not joined and order.order not in ENDING:
+            order = None
+        if order is not None and order.order in ("commit", "resume") and self._unrecorded(order.key):
+            return None
+        named = who.engine in goal.committed.engines and not self._unrecorded(goal.committed.key)
+        base = ReceiverGoal(
+            NO_TERM if lost else self._following.term,
+            goal.epoch.epoch if goal.epoch is not None and planned else NO_EPOCH,
+            digest,
+            nbytes,
+            committed=goal.committed.key if named else NO_KEY,
+            stage=goal.stage,
+            waiting_for=goal.waiting_for,
+            error=self._undecided(hook, lost) if lost else order.error if order else None,
+        )
+        return base if order is None else self._with_order(base, hook, order, goal.epoch)
+
+    def _with_order(
+        self, base: ReceiverGoal, hook: Hook, order: EngineOrder, spec: EpochSpec | None
+    ) -> ReceiverGoal | None:
+        kind: Order = order.order
+        sources: tuple[SourceSlot, ...] = ()
+        if kind == "write":
+            found = self.sources(spec, order.key) if spec is not None else None
+            if found is None or hook.receiver.plan_digest != base.plan_digest:
+                kind = "pause"  # it stands paused until the bytes are here and its plan is built
+            else:
+                sources = found
+        return msgspec.structs.replace(base, order=kind, op=order.op, key=order.key, sources=sources)
+
+    def sources(self, spec: EpochSpec, key: VersionKey) -> tuple[SourceSlot, ...] | None:
+        """Return every local source of a version; None unless all of them are whole."""
+        half = self._landing.holds(spec.epoch, key)
+        if half is None:
+            return None
+        whole = self._landing.halves[half]
+        assert whole is not None, "holds names a half that is whole"
+        found = [SourceSlot(LANDING, half, whole.generation)]
+        for place in spec.trainers:
+            if place.node == self._node:
+                slot = self._attached.slot_with(TrainerRank(place.rank), place.boot, key)
+                if slot is None:
+                    return None
+                found.append(SourceSlot(place.rank, slot.slot, slot.generation))
+        return tuple(found)
+
+    def _rank_plan(self, who: RolloutRank) -> tuple[str, int]:
+        assert self.adopted is not None, "asked for in an adopted epoch"
+        for engine, k, digest, encoded_nbytes, _ in self.adopted.rank_plans:
+            if (engine, k) == who:
+                return digest, encoded_nbytes
+        return "", 0
+
+    def _unrecorded(self, key: VersionKey) -> bool:
+        """Whether a commit is not yet in this node's journal; nobody here is told of it before."""
+        return key.version > self.committed.version
+
+    # ------------------------------------------------------------ nobody leads
+
+    def _no_leader(self, lost: NoLeaderNow) -> WireError:
+        following = self._following
+        return NoLeader(self._run, self._node, following.leader, lost.waited_s, lost.limit_s, "restart_s").to_wire()
+
+    def _undecided(self, hook: Hook, lost: NoLeaderNow) -> WireError | None:
+        """A rank that stands paused or applied learns that nobody decides."""
+        r = hook.receiver
+        if r.state not in ("pausing", "paused", "applying", "applied"):
+            return None
+        leader = self._following.leader
+        return Undecided(rank_name(hook.who), r.state, r.key.version, leader, lost.waited_s, lost.limit_s).to_wire()

@@ -1,0 +1,71 @@
+"""A node's whole state, as one message, and messages without what changes by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from weightd.core.units import NO_OP
+from weightd.core.wire.messages import FetchState, NodeReport, Planned, PublisherGoal, ReceiverGoal
+
+if TYPE_CHECKING:
+    from weightd.core.session.events import EpochPlanned
+    from weightd.core.session.node import NodeMachine
+    from weightd.core.units import Epoch, Version
+
+
+def report_of(machine: NodeMachine, planned: dict[Epoch, EpochPlanned], highest: Version) -> NodeReport:
+    """Return the whole state of a node for one run."""
+    following, attached = machine.following, machine.attached
+    goal = following.goal
+    return NodeReport(
+        machine.node,
+        (following.term, goal.op if goal is not None else NO_OP),
+        following.goal_seq,
+        attached.trainer_entries(),
+        attached.receiver_entries(),
+        attached.lost_ranks(),
+        tuple(Planned(p.epoch, p.digest, p.fetch_nbytes, p.error) for p in planned.values()),
+        _fetch_state(machine),
+        machine.landing.held(),
+        machine.committed,
+        tuple(sorted({h.hello.layout_digest for h in attached.hooks.values() if h.ready})),
+        highest,
+    )
+
+
+def _fetch_state(machine: NodeMachine) -> FetchState | None:
+    """Return how far the version in hand is on this node; complete means recorded."""
+    goal = machine.following.goal
+    if goal is None or goal.epoch is None or goal.stage not in ("fetching", "prepared", "applying"):
+        return None
+    fetch = machine.landing.fetch
+    if machine.landing.holds(goal.epoch.epoch, goal.key) is not None:
+        nbytes = machine.fetch_nbytes
+        return FetchState(goal.key, goal.op, nbytes, nbytes, complete=True)
+    if fetch is None or (fetch.epoch, fetch.key) != (goal.epoch.epoch, goal.key):
+        return None
+    return FetchState(goal.key, goal.op, fetch.planned_nbytes, fetch.received_nbytes, complete=False, error=fetch.error)
+
+
+def steady(report: NodeReport) -> NodeReport:
+    """Return a report without counters of progress: they travel with the heartbeat."""
+    fetch = report.fetch
+    receivers = tuple(
+        msgspec.structs.replace(r, report=msgspec.structs.replace(r.report, applied_nbytes=0))
+        if r.report.state == "applying"
+        else r
+        for r in report.receivers
+    )
+    return msgspec.structs.replace(
+        report,
+        goal_seq=0,
+        receivers=receivers,
+        fetch=None if fetch is None else msgspec.structs.replace(fetch, received_nbytes=0),
+    )
+
+
+def steady_goal(goal: PublisherGoal | ReceiverGoal) -> PublisherGoal | ReceiverGoal:
+    """Return a hook's goal without its clock, which travels with repeats."""
+    return msgspec.structs.replace(goal, waiting_for="")
