@@ -1,0 +1,118 @@
+"""Several daemons on this machine, each a process and a node of its own, all on loopback: for demo, tests and bench."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weightd.daemon.children import Child, Children
+
+
+class NodeNotUp(Exception):
+    """A daemon that was started does not answer."""
+
+
+class LocalNodes:
+    """The configuration files of daemons that know each other, and their processes.
+
+    Attributes:
+        names: Node ids, in the order given.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        deadlines: Mapping[str, float] | None = None,
+        limits: Mapping[str, int] | None = None,
+    ) -> None:
+        self.names = tuple(names)
+        self._folder = folder
+        ports = iter(_free_ports(2 * len(names)))
+        addresses = {name: (f"127.0.0.1:{next(ports)}", f"127.0.0.1:{next(ports)}") for name in names}
+        for name in names:
+            for kind in ("run", "state"):
+                (folder / name / kind).mkdir(parents=True, exist_ok=True)
+            self.config(name).write_text(_toml(folder / name, name, addresses, deadlines or {}, limits or {}))
+
+    def child_name(self, name: str) -> str:
+        """What the daemon of a node is called among its parent's children."""
+        return f"{self._folder.name}-daemon-{name}"
+
+    def config(self, name: str) -> Path:
+        """The configuration file of a node's daemon."""
+        return self._folder / name / "weightd.toml"
+
+    def runtime_dir(self, name: str) -> Path:
+        """Where hooks find the node's daemon."""
+        return self._folder / name / "run"
+
+    def socket(self, name: str) -> Path:
+        """The node's control socket: what ``WEIGHTD_SOCKET`` holds for its ranks."""
+        return self.runtime_dir(name) / "control.sock"
+
+    def start(self, children: Children, name: str) -> Child:
+        """Start (or start again) the daemon of a node; its child is called ``child_name(name)``."""
+        argv = [sys.executable, "-m", "weightd.daemon.cli", "serve", "--config", str(self.config(name))]
+        return children.start(self.child_name(name), argv, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+
+    def wait_until_up(self, children: Children, timeout_s: float = 20.0) -> None:
+        """Return when every daemon takes connections of hooks.
+
+        Raises:
+            NodeNotUp: One ended, or ``timeout_s`` passed; with the end of its log.
+        """
+        end = time.monotonic() + timeout_s
+        for name in self.names:
+            child = children[self.child_name(name)]
+            while not all(_listens(self.runtime_dir(name) / s) for s in ("control.sock", "fd.sock")):
+                if child.status is not None:
+                    raise NodeNotUp(f"the daemon of node {name} ended with {child.status}:\n{child.log_tail()}")
+                if time.monotonic() > end:
+                    raise NodeNotUp(f"the daemon of node {name} is not up after {timeout_s} s:\n{child.log_tail()}")
+                time.sleep(0.02)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(1.0)
+        try:
+            s.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(s.getsockname()[1]) for s in held]
+    for s in held:
+        s.close()
+    return ports
+
+
+def _toml(
+    folder: Path,
+    node: str,
+    addresses: Mapping[str, tuple[str, str]],
+    deadlines: Mapping[str, float],
+    limits: Mapping[str, int],
+) -> str:
+    control, bulk = addresses[node]
+    lines = [
+        f'node = "{node}"',
+        f'runtime_dir = "{folder / "run"}"',
+        f'state_dir = "{folder / "state"}"',
+        f'control = "{control}"',
+        f'bulk = "{bulk}"',
+    ]
+    for table, values in (("deadlines", deadlines), ("limits", limits)):
+        lines += [f"[{table}]", *(f"{name} = {value}" for name, value in values.items())]
+    for peer, (peer_control, peer_bulk) in addresses.items():
+        if peer != node:
+            lines += [f'[peers."{peer}"]', f'control = "{peer_control}"', f'bulk = "{peer_bulk}"']
+    return "\n".join(lines) + "\n"
