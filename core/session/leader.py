@@ -138,6 +138,10 @@ class LeaderMachine:
                 assert_never(event)
         return self._settle(now)
 
+    def start(self, now: float) -> list[LeaderEffect]:
+        """Begin to lead, or rather to ask who led; the same as the first ``on_deadline``."""
+        return self.on_deadline(now)
+
     def on_deadline(self, now: float) -> list[LeaderEffect]:
         """Look at the clock; return what to do."""
         if self._stopped is not None:

@@ -169,6 +169,21 @@ class NodeMachine:
         return standing_of(self, self._limits, now)
 
     @property
+    def term(self) -> Term:
+        """The term it follows; 0 before any."""
+        return self.following.term
+
+    @property
+    def leader(self) -> NodeId | None:
+        """Who leads that term."""
+        return self.following.leader or None
+
+    @property
+    def key(self) -> VersionKey:
+        """The version in hand, as far as this node was told."""
+        return self.following.goal.key if self.following.goal is not None else NO_KEY
+
+    @property
     def committed(self) -> VersionKey:
         """Last commit that is in this node's journal."""
         return self._goals.committed
