@@ -111,12 +111,16 @@ class FetchAdvanced:
 
 @dataclass(frozen=True, slots=True)
 class FetchEnded:
-    """Outcome of ``StartFetch``: all bytes are there and every digest was right, or ``error``."""
+    """Outcome of ``StartFetch``: all bytes are there and every digest was right, or ``error``.
+
+    ``wire_nbytes`` is what the bulk streams carried for it, retries included.
+    """
 
     key: VersionKey
     op: Op
     generation: int
     error: WireError | None = None
+    wire_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ class Half:
     epoch: Epoch
     key: VersionKey
     generation: int
+    wire_nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Fetch:
     planned_nbytes: int
     received_nbytes: int = 0
     generation: int = 0
+    wire_nbytes: int = 0
     ended: bool = False
     error: WireError | None = None
 
@@ -61,6 +63,11 @@ class Landing:
             if half is not None and (half.epoch, half.key) == (epoch, key):
                 return i
         return None
+
+    def whole(self, epoch: Epoch, key: VersionKey) -> Half | None:
+        """Return the half that holds a version, itself."""
+        i = self.holds(epoch, key)
+        return None if i is None else self.halves[i]
 
     def held(self) -> tuple[VersionKey, ...]:
         """Return the versions whose bytes are whole here."""
@@ -114,14 +121,14 @@ class Landing:
         running.error = event.error
         if event.error is not None:
             return None
-        running.ended, running.generation = True, event.generation
+        running.ended, running.generation, running.wire_nbytes = True, event.generation, event.wire_nbytes
         running.received_nbytes = running.planned_nbytes
         return running
 
     def complete(self, fetch: Fetch) -> None:
         """The record is durable: the half holds the version, unless it was given up meanwhile."""
         if self.fetch is fetch:
-            self.halves[fetch.half] = Half(fetch.epoch, fetch.key, fetch.generation)
+            self.halves[fetch.half] = Half(fetch.epoch, fetch.key, fetch.generation, fetch.wire_nbytes)
             self.fetch = None
 
     def drop(self, kept: set[VersionKey]) -> None:

@@ -41,9 +41,10 @@ def _fetch_state(machine: NodeMachine) -> FetchState | None:
     if goal is None or goal.epoch is None or goal.stage not in ("fetching", "prepared", "applying"):
         return None
     fetch = machine.landing.fetch
-    if machine.landing.holds(goal.epoch.epoch, goal.key) is not None:
+    half = machine.landing.whole(goal.epoch.epoch, goal.key)
+    if half is not None:
         nbytes = machine.fetch_nbytes
-        return FetchState(goal.key, goal.op, nbytes, nbytes, complete=True)
+        return FetchState(goal.key, goal.op, nbytes, nbytes, complete=True, wire_nbytes=half.wire_nbytes)
     if fetch is None or (fetch.epoch, fetch.key) != (goal.epoch.epoch, goal.key):
         return None
     return FetchState(goal.key, goal.op, fetch.planned_nbytes, fetch.received_nbytes, complete=False, error=fetch.error)
