@@ -48,6 +48,11 @@ def table_of(group: int, layers: int, experts: int) -> tuple[TensorInfo, ...]:
     return tuple(table)
 
 
+def each(n: int, first: int, second: int) -> Int64:
+    """The same two numbers in n rows."""
+    return np.tile(np.array([first, second], np.int64), (n, 1))
+
+
 def in_turn(kinds: list[Int64]) -> Int64:
     """Rows of three kinds of pieces in turn: gate, up, down."""
     return np.stack(kinds, axis=1).reshape(-1, 2)
@@ -57,9 +62,8 @@ def trainer_layout(table: tuple[TensorInfo, ...], shard: int) -> Layout:
     n = len(table) // 3
     rows = np.array([NARROW, NARROW, WIDE]) // ROW_SHARDS
     cols = np.array([WIDE, WIDE, NARROW])
-    full: Int64 = np.ones((n, 1), np.int64)
     kinds = range(3)
-    extent = in_turn([full * [rows[k], cols[k]] for k in kinds])
+    extent = in_turn([each(n, rows[k], cols[k]) for k in kinds])
     numel = np.tile(rows * cols, n)
     offset = np.cumsum(numel) - numel
     return Layout(
@@ -68,10 +72,10 @@ def trainer_layout(table: tuple[TensorInfo, ...], shard: int) -> Layout:
         tensor=np.arange(3 * n),
         buffer=np.zeros(3 * n, np.int64),
         offset=offset,
-        start=in_turn([full * [shard * rows[k], 0] for k in kinds]),
+        start=in_turn([each(n, shard * rows[k], 0) for k in kinds]),
         extent=extent,
         step=np.ones_like(extent),
-        stride=in_turn([full * [cols[k], 1] for k in kinds]),
+        stride=in_turn([each(n, cols[k], 1) for k in kinds]),
     )
 
 
@@ -80,8 +84,7 @@ def rollout_layout(table: tuple[TensorInfo, ...], layers: int, part: int) -> Lay
     n = len(table) // 3
     per = n // layers
     f = NARROW // TENSOR_PARTS
-    full: Int64 = np.ones((n, 1), np.int64)
-    extent = in_turn([full * [f, WIDE], full * [f, WIDE], full * [WIDE, f]])
+    extent = in_turn([each(n, f, WIDE), each(n, f, WIDE), each(n, WIDE, f)])
     layer, e = np.arange(n) // per, np.arange(n) % per
     one = f * WIDE
     buffers = []
@@ -94,10 +97,10 @@ def rollout_layout(table: tuple[TensorInfo, ...], layers: int, part: int) -> Lay
         tensor=np.arange(3 * n),
         buffer=np.stack([2 * layer, 2 * layer, 2 * layer + 1], axis=1).reshape(-1),
         offset=np.stack([2 * e * one, (2 * e + 1) * one, e * one], axis=1).reshape(-1),
-        start=in_turn([full * [part * f, 0], full * [part * f, 0], full * [0, part * f]]),
+        start=in_turn([each(n, part * f, 0), each(n, part * f, 0), each(n, 0, part * f)]),
         extent=extent,
         step=np.ones_like(extent),
-        stride=in_turn([full * [WIDE, 1], full * [WIDE, 1], full * [f, 1]]),
+        stride=in_turn([each(n, WIDE, 1), each(n, WIDE, 1), each(n, f, 1)]),
     )
 
 

@@ -50,6 +50,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[_Source, ...]
     nbytes: int
     target_digest: str
+    memory: str
     rows: int
     source: bytes
     source_offset: bytes
@@ -61,8 +62,14 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extent: bytes
 
 
-def encode_rank_plan(plan: RankPlan) -> bytes:
-    """Return a rank plan as bytes; equal plans give equal bytes."""
+def encode_rank_plan(plan: RankPlan, memory: str = "") -> bytes:
+    """Return a rank plan as bytes; equal plans over equal memory give equal bytes.
+
+    Args:
+        plan: The plan.
+        memory: Names the incarnations of the pools that it reads.  The same copies from a restarted trainer's
+            pools are another blob: a rank that kept its views of the old ones would read old bytes.
+    """
     columns = {name: np.ascontiguousarray(getattr(plan.copies, name), "<i8").tobytes() for name in (*NARROW, *WIDE)}
     sources = tuple(_Source(s.rank, s.region) if isinstance(s, TrainerSource) else _Source(-1, 0) for s in plan.sources)
     message = _Message(
@@ -72,6 +79,7 @@ def encode_rank_plan(plan: RankPlan) -> bytes:
         sources=sources,
         nbytes=plan.nbytes,
         target_digest=plan.target_digest,
+        memory=memory,
         rows=len(plan.copies),
         **columns,
     )

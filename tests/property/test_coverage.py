@@ -69,12 +69,13 @@ def test_delivered_bytes_are_slices_of_the_full_tensors(world: World, limit: int
 
     proof = prove_coverage(world.topology, trainers, rollouts)
 
-    memory = pools(world, trainers)
+    fulls = world.fulls()
+    memory = pools(trainers, fulls)
     for node in world.topology.nodes:
         plan = plan_node(proof, node, limit)
         got = deliver(plan, memory, rollouts)
         for rank, buffers in got.items():
-            assert buffers == expected(world, rollouts[rank])
+            assert buffers == expected(rollouts[rank], fulls)
             assert plan.ranks[rank].nbytes == proof.totals[rank].nbytes
         fetched = sum(b.nbytes for b in plan.fetch.buckets)
         assert fetched == remote_nbytes(world, node) == int(plan.fetch.gather.nbytes.sum())

@@ -6,6 +6,7 @@ The oracle counts single elements in Python dictionaries and shares no code with
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -22,7 +23,8 @@ Index = tuple[int, ...]
 Box = tuple[tuple[int, int, int], ...]
 """Start, extent and step per dimension."""
 
-POISON = 0xA5
+POISON = 0xFF
+"""Of such bytes every floating-point element is a NaN."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,9 @@ class World:
     transposed: bool = False
     sparse: int = 1  # strides of the engines are so many times wider than the pieces
 
-    def full(self, tensor: int) -> NDArray[np.generic]:
-        """The tensor's true bytes, every element different as far as its type allows."""
-        t = self.tensors[tensor]
-        carrier = dtype_named(t.dtype).carrier
-        return (np.arange(t.numel) + 1 + 37 * tensor).astype(carrier).reshape(t.shape)
+    def fulls(self) -> dict[str, NDArray[Any]]:
+        """The tensors' true bytes by name."""
+        return {t.name: numbered(t.shape, t.dtype, 1 + 37 * n) for n, t in enumerate(self.tensors)}
 
     def layouts(self) -> tuple[list[Layout], dict[RolloutRank, Layout]]:
         trainers = [self._layout(pieces, "slot") for pieces in self.held]
@@ -97,6 +97,16 @@ class World:
         for d in order:
             strides[d], n = n, n * extent[d]
         return strides
+
+
+def numbered(shape: Index, dtype: str, first: int = 1) -> NDArray[Any]:
+    """A tensor of counted elements as their bytes: every one different as far as the type allows."""
+    count = np.arange(first, first + int(np.prod(shape, dtype=np.int64)))
+    if dtype == "bfloat16":
+        halves = count.astype(np.float32).view(np.uint16)
+        return halves[1::2].reshape(shape).copy()
+    real = count.astype(np.dtype(dtype))
+    return real.view(dtype_named(dtype).carrier).reshape(shape)
 
 
 def elements(box: Box) -> Iterator[Index]:
@@ -162,7 +172,7 @@ def remote_nbytes(world: World, node: NodeId) -> int:
 # --- the carrier ----------------------------------------------------------------------------------------------------
 
 
-def pools(world: World, layouts: Sequence[Layout]) -> dict[TrainerSource, bytearray]:
+def pools(layouts: Sequence[Layout], fulls: Mapping[str, NDArray[Any]]) -> dict[TrainerSource, bytearray]:
     """The trainers' shared memory: pieces hold the true bytes, everything else is poisoned."""
     found = {}
     for r, layout in enumerate(layouts):
@@ -172,16 +182,14 @@ def pools(world: World, layouts: Sequence[Layout]) -> dict[TrainerSource, bytear
         memory = {region: bytearray([POISON]) * n for region, n in regions.items()}
         for p in range(layout.pieces):
             b = layout.buffers[int(layout.buffer[p])]
-            tensor = next(
-                n for n, t in enumerate(world.tensors) if t.name == layout.tensors[int(layout.tensor[p])].name
-            )
-            place_piece(layout, p, memory[b.region], b.base)[...] = logical(world.full(tensor), layout, p)
+            full = fulls[layout.tensors[int(layout.tensor[p])].name]
+            place_piece(layout, p, memory[b.region], b.base)[...] = logical(full, layout, p)
         for region, held in memory.items():
             found[TrainerSource(TrainerRank(r), region)] = held
     return found
 
 
-def place_piece(layout: Layout, p: int, memory: bytearray, base: int) -> NDArray[np.generic]:
+def place_piece(layout: Layout, p: int, memory: bytearray, base: int) -> NDArray[Any]:
     """A view of where one piece lies."""
     info = layout.tensors[int(layout.tensor[p])]
     n, carrier = len(info.shape), dtype_named(info.dtype).carrier
@@ -194,11 +202,11 @@ def place_piece(layout: Layout, p: int, memory: bytearray, base: int) -> NDArray
     )
 
 
-def logical(full: NDArray[np.generic], layout: Layout, p: int) -> NDArray[np.generic]:
+def logical(full: NDArray[Any], layout: Layout, p: int) -> NDArray[Any]:
     """The elements of the full tensor that a piece stands for."""
     n = full.ndim
     start, extent, step = (c[p, :n].tolist() for c in (layout.start, layout.extent, layout.step))
-    cut: NDArray[np.generic] = full[
+    cut: NDArray[Any] = full[
         tuple(slice(s, s + (e - 1) * k + 1, k) for s, e, k in zip(start, extent, step, strict=True))
     ]
     return cut
@@ -209,14 +217,14 @@ def carry(copies: Copies, rows: range, sources: Sequence[bytearray], targets: Se
     for i in rows:
         shape = tuple(copies.extent[i].tolist())
         carrier = np.dtype(f"V{int(copies.itemsize[i])}")
-        source: NDArray[np.generic] = np.ndarray(
+        source: NDArray[Any] = np.ndarray(
             shape,
             carrier,
             buffer=sources[int(copies.source[i])],
             offset=int(copies.source_offset[i]),
             strides=tuple(copies.source_stride[i].tolist()),
         )
-        target: NDArray[np.generic] = np.ndarray(
+        target: NDArray[Any] = np.ndarray(
             shape,
             carrier,
             buffer=targets[int(copies.target[i])],
@@ -248,13 +256,12 @@ def deliver(
     return written
 
 
-def expected(world: World, layout: Layout) -> list[bytearray]:
+def expected(layout: Layout, fulls: Mapping[str, NDArray[Any]]) -> list[bytearray]:
     """The buffers of a rank by plain slices of the full tensors."""
     buffers = [bytearray([POISON]) * b.nbytes for b in layout.buffers]
     for p in range(layout.pieces):
-        name = layout.tensors[int(layout.tensor[p])].name
-        tensor = next(n for n, t in enumerate(world.tensors) if t.name == name)
-        place_piece(layout, p, buffers[int(layout.buffer[p])], 0)[...] = logical(world.full(tensor), layout, p)
+        full = fulls[layout.tensors[int(layout.tensor[p])].name]
+        place_piece(layout, p, buffers[int(layout.buffer[p])], 0)[...] = logical(full, layout, p)
     return buffers
 
 
