@@ -27,7 +27,7 @@ def meet(
     Args:
         start_a: First members, any shape; all six arrays have the same.
         extent_a: Numbers of members, at least 1.
-        step_a: Distances of neighbours, at least 1.
+        step_a: Distances of neighbours, at least 1; 1 where there is one member (``boxes.tidy``).
         start_b: As ``start_a``, of the other side.
         extent_b: As ``extent_a``, of the other side.
         step_b: As ``step_a``, of the other side.
@@ -39,8 +39,6 @@ def meet(
     >>> [x.tolist() for x in meet(a([1]), a([5]), a([2]), a([0]), a([4]), a([3]))]  # 1,3,5,7,9 and 0,3,6,9
     [[3], [2], [6]]
     """
-    step_a = np.where(extent_a == 1, 1, step_a)
-    step_b = np.where(extent_b == 1, 1, step_b)
     start = np.maximum(start_a, start_b)
     last = np.minimum(start_a + (extent_a - 1) * step_a, start_b + (extent_b - 1) * step_b)
     step: Int64 = np.ones_like(start)

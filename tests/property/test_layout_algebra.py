@@ -140,10 +140,16 @@ def test_compose_is_a_cut_of_what_a_cut_left(data: Data) -> None:
 
 
 def _outer_cut(data: Data, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Pieces]:
-    """A shard made of blocks of rows (as fused qkv is), some of its rows padding; or every k-th row."""
+    """A shard made of blocks of rows (as fused qkv is), some padding; every k-th row; or every second of the shard."""
     if not shape:
         return (), box(())
-    if data.draw(st.booleans()):
+    kind = data.draw(st.sampled_from(["blocks", "every k-th row", "alternating"]))
+    if kind == "alternating":  # two tensors of a GLU, row by row; this one is the first or the second of each pair
+        rest = prod(shape[1:])
+        stride = (2 * rest, *box(shape[1:]).stride[0].tolist()) if rest > 1 else (2, *(1 for _ in shape[1:]))
+        second = data.draw(st.integers(0, 1))
+        return (2 * shape[0], *shape[1:]), box(shape, offset=second * rest, stride=stride)
+    if kind == "every k-th row":
         step = data.draw(st.integers(1, 3))
         count = len(range(0, shape[0], step))
         return (count, *shape[1:]), box((count, *shape[1:]), step=(step, *(1 for _ in shape[1:])))

@@ -78,6 +78,19 @@ def test_composed_steps_multiply() -> None:
     assert [100] == p.offset.tolist()
 
 
+def test_rows_that_alternate_in_the_shard_come_apart() -> None:
+    """A GLU shard stores (gate, up) row by row; gate is rows 5 to 8 of its tensor and every second row of the shard."""
+    gate = box((4, 3), start=(5, 0), stride=(6, 1))
+
+    p = compose(gate, box((7, 3), start=(1, 0)), (8, 3))  # of which the memory holds rows 1 to 7
+
+    assert [[6, 0]] == p.start.tolist()
+    assert [[3, 3]] == p.extent.tolist()
+    assert [[1, 1]] == p.step.tolist()
+    assert [[6, 1]] == p.stride.tolist()
+    assert [3] == p.offset.tolist()
+
+
 def test_what_the_outer_cut_does_not_mention_is_padding() -> None:
     """A vocabulary of 13 over 4 ranks of 5: rank 2 has 3 real rows, rank 3 none."""
     rank2 = compose(embed(box((3, 2)), 0, 10), box((5, 2)), (5, 2))

@@ -21,7 +21,6 @@ def _meet(a: Triple, b: Triple) -> Triple:
         ((0, 9, 2), (3, 5, 3), (6, 2, 6)),  # 0,2..16 and 3,6,9,12,15: 6 and 12
         ((1, 5, 4), (1, 5, 6), (1, 2, 12)),  # 1,5..17 and 1,7,13,19,25
         ((7, 1, 1), (1, 5, 3), (7, 1, 1)),
-        ((7, 1, 5), (7, 1, 3), (7, 1, 1)),  # one member each: their steps mean nothing
         ((2, 4, 5), (0, 18, 1), (2, 4, 5)),
     ],
 )
@@ -52,6 +51,7 @@ def test_largest_admitted_steps_do_not_overflow() -> None:
     assert (start, 1, 1) == _meet((start, 500, p), (start, 500, q))
     assert 0 == _meet((start, 500, p), (start + 1, 500, q))[1]
     assert (start + 3 * q, 1, 1) == _meet((start + 3 * q - 4 * p, 5, p), (start, 500, q))
+    assert (250 * p, 1, 1) == _meet((0, 300, p), (250 * p - 7 * q, 9, q))
 
 
 def test_whole_columns_equal_sets_of_numbers() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weightd.core.layout import reshape
-from weightd.core.layout.boxes import box
+from weightd.core.layout.boxes import box, join
 from weightd.core.layout.faults import BadColumns, NotDescribable
 from weightd.core.layout.reshape import merge_dims, split_dim
 
@@ -83,3 +83,5 @@ def test_an_unrolled_dimension_of_any_size_is_refused_before_it_is_made() -> Non
     huge = np.iinfo(np.int64).max // 4
     with pytest.raises(NotDescribable):
         merge_dims(box((huge, huge), stride=(1, 1)), 0, 3)
+    with pytest.raises(NotDescribable):  # their number is 0 modulo 2**64
+        merge_dims(join([box((2**61, 2**61), stride=(1, 1))] * 8), 0, 3)
