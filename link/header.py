@@ -177,9 +177,11 @@ class Header:
         on = np.unpackbits(self._bitmap, count=max(0, min(bits, BITMAP_BITS)), bitorder="little")
         return frozenset(int(i) for i in np.flatnonzero(on))
 
-    def release(self) -> None:
-        """Let go of the page, so that its mapping can be closed."""
-        del self._fields, self._generation, self._bitmap
+    def continue_from(self, other: Header) -> None:
+        """Take over what another pool says of itself, its generation included."""
+        self.describe(other.description)
+        self._bitmap[:] = other._bitmap
+        self._generation[0] = other.generation
 
 
 def pool_nbytes(payload_nbytes: int) -> int:

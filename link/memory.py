@@ -66,8 +66,8 @@ class Pool:
         self.writable = writable
         self._mapping = mapping
         whole = np.frombuffer(mapping, dtype=np.uint8)
-        self.header = Header(whole)
-        self.payload_nbytes = self.header.payload_nbytes
+        self._header: Header | None = Header(whole)
+        self.payload_nbytes = self._header.payload_nbytes
         self._payload: NDArray[np.uint8] | None = whole[HEADER_BYTES : HEADER_BYTES + self.payload_nbytes]
 
     @classmethod
@@ -138,11 +138,20 @@ class Pool:
         return cls(name, fd, mapping, writable=writable)
 
     @property
+    def header(self) -> Header:
+        """Its first page."""
+        header = self._header
+        if header is None:
+            raise ValueError(f"{self.name} is closed")
+        return header
+
+    @property
     def payload(self) -> NDArray[np.uint8]:
         """The bytes it carries; read-only where the pool is."""
-        if self._payload is None:
+        payload = self._payload
+        if payload is None:
             raise ValueError(f"{self.name} is closed")
-        return self._payload
+        return payload
 
     @property
     def generation(self) -> int:
@@ -170,8 +179,7 @@ class Pool:
         """
         if self.closed:
             return
-        fd, self.fd, self._payload = self.fd, -1, None
-        self.header.release()
+        fd, self.fd, self._payload, self._header = self.fd, -1, None, None
         os.close(fd)
         with contextlib.suppress(BufferError):  # somebody still has a view: the last one unmaps
             self._mapping.close()

@@ -189,7 +189,7 @@ class StaleSource(TransferError):
         sender: Node of the source.
         source: The trainer rank and region, as ``trainer 3 region 0``.
         expected: Generation that holds the version.
-        found: Generation that was seen.
+        found: Generation that was seen; -1 where the source was closed.
     """
 
     code: ClassVar[str] = "E_STALE_SOURCE"
@@ -203,6 +203,8 @@ class StaleSource(TransferError):
     def story(self) -> Story:
         """Return the lines of the text."""
         writing = " (odd: it is being written)" if self.found % 2 else ""
+        if self.found < 0:
+            writing = " (it was closed)"
         return Story(
             what=f"bucket {self.bucket}, version {self.version}: {self.source} is at generation {self.found}{writing}, "
             f"generation {self.expected} held the version",
