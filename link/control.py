@@ -112,7 +112,7 @@ class ControlLink:
         self._final = False
         self._wanted: deque[tuple[str, int]] = deque()
         self._blobs = BlobAssembler()
-        self._heard_at = time.monotonic()
+        self._heard_at = self._connected_at = time.monotonic()
         self._greeted = False
         self._seq = 0
         self._peer: tuple[int, int] = (0, -1)
@@ -192,6 +192,7 @@ class ControlLink:
         socket.setsockopt(zmq.HEARTBEAT_TTL, silence_ms)
         socket.connect(self._paths.endpoint)
         self._greeted = self._regreet = False
+        self._connected_at = time.monotonic()
         self._peer = (0, -1)  # nothing of an older connection can arrive here
         return socket
 
@@ -219,7 +220,12 @@ class ControlLink:
         """Say again what has no other way to be known: who is here, in which state, and what it lacks."""
         if self._final:
             return
-        if not self._greeted or now - self._heard_at > self._silence_s:
+        silent = now - max(self._heard_at, self._connected_at)
+        if silent > self._silence_s:
+            # A frame over the limit, for one, ends ZeroMQ's session for good: only another socket finds the daemon.
+            self._regreet = True
+            return
+        if not self._greeted or silent > self._silence_s / 2:
             self.greetings += self._send(socket, self._face.hello())
         if self._greeted:
             self._send(socket, self._face.report())

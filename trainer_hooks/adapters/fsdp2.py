@@ -105,7 +105,7 @@ def cuts_of(name: str, tensor: DTensor) -> list[tuple[Cut, ...]] | None:
         if kind == "Replicate":
             continue
         if kind not in ("Shard", "_StridedShard"):
-            raise UnsupportedPlacement(name, f"placement {placement} on mesh dimension {axis}", _PLACEMENTS)
+            raise UnsupportedPlacement(name, f"placement {placement!r} on mesh dimension {axis}", _PLACEMENTS)
         factor = _split_factor(placement) if kind == "_StridedShard" else 0
         cuts[_dim_of(placement)].append(Cut(mesh.size(axis), coordinate[axis], factor))
     for dim, chain in enumerate(cuts):

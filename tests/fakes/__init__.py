@@ -1,0 +1,1 @@
+"""Small stand-ins that speak the real messages over real sockets."""
