@@ -90,6 +90,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bulk: str = "127.0.0.1:7701"
     secret_key_file: str | None = None
     allowed_uids: tuple[int, ...] | None = None
+    socket_mode: str = "0600"
     log_level: str = "info"
     peers: dict[str, _PeerFile] = {}
     deadlines: Deadlines = Deadlines()
@@ -108,6 +109,7 @@ class Config(msgspec.Struct, frozen=True):
         peers: Every other node, by id.
         secret_key_file: This daemon's CURVE key, or None: loopback only.
         allowed_uids: Users whose processes may attach; None: this daemon's own and root.
+        socket_mode: Permissions of the unix sockets; 0660 lets a group of trainers attach.
         log_level: ``debug``, ``info``, ``warning`` or ``error``.
         deadlines: Limits in seconds.
         limits: Limits in bytes and counts.
@@ -121,6 +123,7 @@ class Config(msgspec.Struct, frozen=True):
     peers: dict[NodeId, Peer]
     secret_key_file: Path | None = None
     allowed_uids: frozenset[int] | None = None
+    socket_mode: int = 0o600
     log_level: str = "info"
     deadlines: Deadlines = Deadlines()
     limits: Limits = Limits()
@@ -174,6 +177,7 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
         peers={NodeId(n): _peer(n, p, source) for n, p in file.peers.items()},
         secret_key_file=Path(file.secret_key_file) if file.secret_key_file else None,
         allowed_uids=frozenset(file.allowed_uids) if file.allowed_uids is not None else None,
+        socket_mode=_mode(file.socket_mode, source),
         log_level=file.log_level,
         deadlines=file.deadlines,
         limits=file.limits,
@@ -197,6 +201,14 @@ def parse_address(field: str, text: str, source: str) -> Address:
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(field, text, "the port must be 1 to 65535", source)
     return Address(host, int(port))
+
+
+def _mode(text: str, source: str) -> int:
+    if len(text) not in (3, 4) or any(c not in "01234567" for c in text) or int(text, 8) & 0o117:
+        raise ConfigError(
+            "socket_mode", text, "must be octal permissions, none for others and no execution: 0600, 0660", source
+        )
+    return int(text, 8)
 
 
 def _peer(name: str, peer: _PeerFile, source: str) -> Peer:

@@ -34,12 +34,13 @@ RESERVE_BYTES = 64 << 10
 class JournalError(WeightdError):
     """The journal cannot be read or written."""
 
-    code: ClassVar[str] = "E_JOURNAL"
+    code: ClassVar[str] = "E_JOURNAL_FILE"
     path: str
     offset: int
     why: str
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"journal {self.path}: {self.why} at byte {self.offset}",
             effect="nothing that was not journaled is told to anyone; engines keep the version they serve",

@@ -1,0 +1,463 @@
+"""The daemon: opens the sockets, hands every message to its run, and ends in order.
+
+Nothing is decided here.  A message of a hook or of a peer becomes an event of
+its run; what a run wants sent goes out through ``to_hook`` and ``to_peer``,
+which never wait: whatever finds no room is repeated by its owner.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import zmq
+from anyio.abc import TaskGroup, TaskStatus
+
+from weightd.core.errors import ConfigError, InternalInvariantBroken, WeightdError
+from weightd.core.layout.columns import Layout
+from weightd.core.layout.message import decode_layout
+from weightd.core.session import events as ev
+from weightd.core.units import NO_TERM, Boot, NodeId, RunName, Term
+from weightd.core.wire import messages as m
+from weightd.core.wire.blobs import BlobAssembler, cut_blob
+from weightd.core.wire.faults import PeerProtocolError, ProtocolError, ProtocolMismatch
+from weightd.daemon.admission import HookRefused
+from weightd.daemon.attached import AttachedHooks, Hook, check_layout, name_of
+from weightd.daemon.bulk.landing import MemoryBudget
+from weightd.daemon.bulk.mailbox import Mailbox
+from weightd.daemon.bulk.memcpy import measure_memcpy
+from weightd.daemon.bulk.port import BulkServer
+from weightd.daemon.bulk.tcp_server import TcpBulkServer
+from weightd.daemon.config import Config
+from weightd.daemon.control.curve import load_keys
+from weightd.daemon.control.limits import ControlLimits
+from weightd.daemon.control.peers import FromPeer, PeerAddress, PeerLinks
+from weightd.daemon.control.router import FromHook, HookRouter
+from weightd.daemon.control.zap import ZapGate
+from weightd.daemon.descriptors import Descriptors
+from weightd.daemon.epochs import LayoutStore
+from weightd.daemon.fd_server import FdServer
+from weightd.daemon.journal import JournalError
+from weightd.daemon.status.document import status_document
+from weightd.daemon.supervisor import NO_TRACE, RunSupervisor
+
+log = logging.getLogger("weightd.daemon")
+
+
+class Daemon:
+    """All that one node's daemon holds; ``serve`` runs it.
+
+    Attributes:
+        config: As started.
+        boot: This incarnation.
+        hooks: Attached hooks.
+        runs: Runs with hooks or a leader here, or that a peer leads.
+        heard_at: When each peer was last heard, on the loop's clock.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.boot = Boot(secrets.randbits(63))
+        self.started_at = time.time()
+        self.hooks = AttachedHooks(config.limits.hooks)
+        self.runs: dict[RunName, RunSupervisor] = {}
+        self.layouts = LayoutStore()
+        self.heard_at: dict[NodeId, float] = {}
+        self.memcpy_bytes_per_s = 0.0
+        self.dropped = 0
+        self._blobs = BlobAssembler()
+        self._asked: set[str] = set()
+        self._seq = 0
+        self._seen: dict[tuple[NodeId, Boot], int] = {}
+        self._tasks: TaskGroup | None = None
+        self._router: HookRouter | None = None
+        self._peers: PeerLinks | None = None
+        self._calls: Mailbox[Callable[[], None]] | None = None
+        self.budget = MemoryBudget(config.limits.memory_budget_bytes or _half_of_memory())
+        self.bulk: BulkServer
+
+    # ------------------------------------------------------------ life
+
+    async def serve(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            ConfigError: A directory or a socket cannot be had.
+        """
+        config = self.config
+        _make_directories(config)
+        keys = load_keys(config.secret_key_file) if config.secret_key_file else None
+        limits = ControlLimits(
+            heartbeat_s=config.deadlines.heartbeat_s, heartbeat_timeout_s=config.deadlines.heartbeat_timeout_s
+        )
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        peers = {
+            n: PeerAddress(p.control.host, p.control.port, p.public_key if keys else None)
+            for n, p in config.peers.items()
+        }
+        try:
+            async with AsyncExitStack() as stack:
+                gate = stack.enter_context(ZapGate(context))
+                self._peers = stack.enter_context(
+                    PeerLinks(
+                        context,
+                        PeerAddress(config.control.host, config.control.port),
+                        peers,
+                        gate,
+                        keys=keys,
+                        limits=limits,
+                    )
+                )
+                self._router = await stack.enter_async_context(
+                    HookRouter(
+                        context,
+                        config.control_socket,
+                        gate,
+                        allowed_uids=config.allowed_uids,
+                        mode=config.socket_mode,
+                        limits=limits,
+                        on_fault=self._answer_fault,
+                    )
+                )
+                descriptors = Descriptors(self)
+                fds = await stack.enter_async_context(
+                    FdServer(config.fd_socket, descriptors, config.allowed_uids, config.socket_mode)
+                )
+                stack.callback(self.hooks.close)
+                self._calls = stack.enter_context(Mailbox())
+                bulk = TcpBulkServer(config.bulk.host, config.bulk.port, config.deadlines.fetch_stall_s)
+                stack.callback(bulk.close)
+                self.bulk = bulk
+                self.memcpy_bytes_per_s = await anyio.to_thread.run_sync(measure_memcpy)
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
+                    tasks.start_soon(gate.serve)
+                    tasks.start_soon(self._run_calls, self._calls)
+                    tasks.start_soon(self._serve_hooks, self._router)
+                    tasks.start_soon(self._serve_peers, self._peers)
+                    tasks.start_soon(fds.serve)
+                    log.info("serving", extra={"facts": {"node": config.node, "socket": str(config.control_socket)}})
+                    task_status.started()
+        finally:
+            context.term()
+
+    async def _run_calls(self, calls: Mailbox[Callable[[], None]]) -> None:
+        """Run what worker threads want done on the loop."""
+        async for call in calls:
+            call()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Run a call on the event loop, from any thread."""
+        if self._calls is not None:
+            self._calls.post(call)
+
+    def say_goodbye(self) -> None:
+        """Tell every hook that this daemon stops in order."""
+        for hook in self.hooks:
+            self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, m.Bye("the daemon stops"))
+
+    # ------------------------------------------------------------ sending (``supervisor.Links``)
+
+    def to_hook(self, session: ev.SessionId, run: RunName, term: Term, trace: bytes, body: m.Body) -> None:
+        """Send to an attached hook."""
+        hook = self.hooks.get(session)
+        if hook is not None and self._router is not None:
+            self._router.send(hook.routing_id, self._envelope(run, term, trace, body))
+            if isinstance(body, m.Refusal):
+                log.warning("refused", extra={"facts": {"run": run, "who": hook.name, "code": body.error.code}})
+
+    def to_peer(self, node: NodeId, run: RunName, term: Term, trace: bytes, body: m.Body) -> None:
+        """Send to another node's daemon."""
+        if isinstance(body, m.BlobWanted):
+            self._asked.add(body.digest)
+        if self._peers is not None:
+            self._peers.send(node, self._envelope(run, term, trace, body))
+
+    def _envelope(self, run: RunName, term: Term, trace: bytes, body: m.Body) -> m.Envelope:
+        self._seq += 1
+        return m.Envelope(m.PROTOCOL, run, term, self.boot, self._seq, trace, self.config.node, body)
+
+    def _answer(self, routing_id: bytes, run: RunName, body: m.Body) -> None:
+        if self._router is not None:
+            self._router.send(routing_id, self._envelope(run, NO_TERM, NO_TRACE, body))
+
+    def _answer_fault(self, routing_id: bytes, error: ProtocolError) -> None:
+        """Tell a process that speaks another protocol; other bad messages are only counted and dropped."""
+        if isinstance(error, ProtocolMismatch):
+            self._answer(routing_id, RunName(""), m.Refusal(error.to_wire()))
+
+    # ------------------------------------------------------------ hooks
+
+    async def _serve_hooks(self, router: HookRouter) -> None:
+        async for message in router:
+            try:
+                self._from_hook(message)
+            except PeerProtocolError as error:
+                self.dropped += 1
+                log.warning("dropped a message of a hook", extra={"facts": {"error": str(error)}})
+
+    def _from_hook(self, message: FromHook) -> None:
+        envelope = message.envelope
+        body = envelope.body
+        if isinstance(body, m.StatusWanted):
+            document = json.dumps(self.status()).encode()
+            self._answer(message.routing_id, RunName(""), m.Status(document))
+            return
+        if isinstance(body, m.TrainerHello | m.EngineHello):
+            self._greeted(message, body)
+            return
+        hook = self.hooks.find(RunName(envelope.run), envelope.sender, envelope.boot)
+        if hook is None:
+            self.dropped += 1  # of a hook that was removed: it greets again, or has ended
+            return
+        hook.routing_id = message.routing_id
+        run = self.runs[hook.run]
+        match body:
+            case m.PublisherReport() | m.ReceiverReport():
+                self._ask_layout(hook)
+                run.inbox.repeat(ev.HookReported(hook.session, body, envelope.seq))
+            case m.BlobWanted(digest, first):
+                blob = run.planning.rank_blob(digest)
+                for chunk in cut_blob(blob, digest, first) if blob is not None else ():
+                    self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, chunk)
+            case m.BlobChunk():
+                self._layout_chunk(body, hook.name)
+            case m.Bye(why):
+                self.lost(hook, why or "it detached", orderly=True)
+            case _:
+                raise PeerProtocolError(hook.name, f"{type(body).__name__} is no message of a hook", "$.body", 0)
+
+    def _greeted(self, message: FromHook, hello: m.TrainerHello | m.EngineHello) -> None:
+        envelope = message.envelope
+        run, name = RunName(envelope.run), name_of(hello)
+        hook = self.hooks.find(run, name, envelope.boot)
+        if hook is None:
+            error = self._why_not(run, name, envelope.sender, hello, message.process.pid)
+            if error is None:
+                error = self._take_on(run, envelope.boot, hello, message)
+            if error is not None:
+                log.warning("refused a hook", extra={"facts": {"run": run, "who": name, "code": error.code}})
+                self._answer(message.routing_id, run, m.Refusal(error.to_wire()))
+                return
+            hook = self.hooks.find(run, name, envelope.boot)
+            if hook is None:
+                return
+        hook.routing_id = message.routing_id
+        deadlines = self.config.deadlines
+        welcome = m.Welcome(
+            self.config.node, hook.session, deadlines.heartbeat_s, deadlines.heartbeat_timeout_s, m.MAX_FRAME_BYTES
+        )
+        self.to_hook(hook.session, run, NO_TERM, NO_TRACE, welcome)
+        self._ask_layout(hook)
+
+    def _why_not(
+        self, run: RunName, name: str, sender: str, hello: m.TrainerHello | m.EngineHello, pid: int
+    ) -> WeightdError | None:
+        """Return why this daemon takes no such hook on, whatever its run says."""
+        limits = self.config.limits
+        if not run:
+            return HookRefused(name, run, "the run has no name", "give the hook the name of the run")
+        if sender != name:
+            return HookRefused(name, run, f"its messages say {sender!r}", "report this: the hook is at fault")
+        if hello.pid != pid:
+            hint = "share the host's process ids with the container, or attach from outside it"
+            log.info(
+                "another pid", extra={"facts": {"run": run, "who": name, "says": hello.pid, "is": pid, "hint": hint}}
+            )
+        if len(self.hooks) >= limits.hooks:
+            return HookRefused(name, run, f"{limits.hooks:,} hooks are attached", "raise limits.hooks")
+        if run not in self.runs and len(self.runs) >= limits.runs:
+            return HookRefused(name, run, f"{limits.runs} runs are here", "raise limits.runs")
+        return None
+
+    def _take_on(
+        self, run: RunName, boot: Boot, hello: m.TrainerHello | m.EngineHello, message: FromHook
+    ) -> WeightdError | None:
+        try:
+            supervisor = self._run(run)
+            if isinstance(hello, m.TrainerHello) and hello.rank == 0 and hello.roster is not None:
+                supervisor.rank0_greeted(hello.roster, boot)
+        except WeightdError as error:
+            return error
+        hook = self.hooks.add(run, boot, hello, message.process.pid, message.routing_id)
+        supervisor.inbox.outcome(ev.HookGreeted(hook.session, hello, boot))
+        return None
+
+    def refuse(self, hook: Hook, error: WeightdError) -> None:
+        """Refuse an attached hook and forget it."""
+        self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, m.Refusal(error.to_wire()))
+        self.lost(hook, f"it was refused: {error.code}")
+
+    def lost(self, hook: Hook, why: str, *, orderly: bool = False) -> None:
+        """Note the end of a hook; harmless when done twice."""
+        if self.hooks.get(hook.session) is None:
+            return
+        log.info("hook ended", extra={"facts": {"run": hook.run, "who": hook.name, "pid": hook.pid, "why": why}})
+        self.hooks.remove(hook)
+        self.runs[hook.run].inbox.outcome(ev.HookLost(hook.session, why, orderly))
+
+    # ------------------------------------------------------------ layouts
+
+    def _ask_layout(self, hook: Hook) -> None:
+        """Ask for the hook's layout until it is here, or check the one that is."""
+        if hook.layout:
+            return
+        digest, nbytes = hook.hello.layout_digest, hook.hello.layout_nbytes
+        layout = self.layouts.layout(digest)
+        if layout is not None:
+            self._layout_here(hook, layout)
+            return
+        self._blobs.expect(digest, nbytes, hook.name)
+        first = self._blobs.missing().get(digest, 0)
+        self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, m.BlobWanted(digest, first))
+
+    def _layout_chunk(self, chunk: m.BlobChunk, who: str) -> None:
+        blob = self._blobs.add(chunk, who)
+        if blob is not None and self._tasks is not None:
+            self._tasks.start_soon(self._take_layout, chunk.digest, blob)
+
+    async def _take_layout(self, digest: str, blob: bytes) -> None:
+        """Decode and check a layout off the loop: a large one takes half a second."""
+        try:
+            layout = await anyio.to_thread.run_sync(partial(decode_layout, blob, whose=f"layout {digest}"))
+        except WeightdError as error:
+            for hook in self.hooks:
+                if hook.hello.layout_digest == digest:
+                    self.refuse(hook, error)
+            return
+        self.layouts.put(digest, blob, layout)
+        for hook in self.hooks:
+            if hook.hello.layout_digest == digest and not hook.layout:
+                self._layout_here(hook, layout)
+
+    def _layout_here(self, hook: Hook, layout: Layout) -> None:
+        error = check_layout(hook.hello, layout)
+        if error is not None:
+            self.refuse(hook, error)
+            return
+        hook.layout = True
+        self.ready_if_complete(hook)
+
+    def ready_if_complete(self, hook: Hook) -> None:
+        """Tell the run that a hook is ready, once nothing of it is lacking."""
+        if hook.complete and not hook.ready:
+            hook.ready = True
+            self.runs[hook.run].inbox.outcome(ev.HookReady(hook.session))
+
+    # ------------------------------------------------------------ peers
+
+    async def _serve_peers(self, peers: PeerLinks) -> None:
+        async for message in peers:
+            try:
+                self._from_peer(message)
+            except (PeerProtocolError, JournalError) as error:
+                self.dropped += 1
+                log.warning("dropped a message of a peer", extra={"facts": {"error": str(error)}})
+
+    def _from_peer(self, message: FromPeer) -> None:
+        node, envelope = message
+        self.heard_at[node] = anyio.current_time()
+        if not self._in_order(node, envelope):
+            self.dropped += 1
+            return
+        name, body = RunName(envelope.run), envelope.body
+        match body:
+            case m.Goal() | m.Recover():
+                run: RunSupervisor | None = self._run(name)
+            case _:
+                run = self.runs.get(name)
+        if run is None:
+            self.dropped += 1
+            return
+        match body:
+            case m.Goal():
+                run.inbox.repeat(ev.GoalArrived(body, envelope.term, envelope.boot, envelope.seq))
+            case m.NodeReport():
+                run.inbox.repeat(ev.NodeReported(body, envelope.boot, envelope.seq))
+            case m.Superseded(term, leader):
+                run.inbox.repeat(ev.HigherTermSeen(term, leader))
+            case m.Recover():
+                self.to_peer(node, name, run.term, NO_TRACE, run.recovered())
+            case m.Recovered():
+                run.inbox.repeat(ev.PeerRecovered(body, envelope.boot))
+            case m.BlobWanted(digest, first):
+                data = self.layouts.data(digest)
+                for chunk in cut_blob(data, digest, first) if data is not None else ():
+                    self.to_peer(node, name, run.term, NO_TRACE, chunk)
+            case m.BlobChunk(digest, _, _, nbytes):
+                if digest in self._asked and self.layouts.layout(digest) is None:
+                    self._blobs.expect(digest, nbytes, f"node {node}")
+                    self._layout_chunk(body, f"node {node}")
+            case m.TicketWanted():
+                run.answer_ticket(node, body)
+            case m.Ticket():
+                run.fetches.ticket(node, body)
+            case m.Bye():
+                log.info("peer stops", extra={"facts": {"node": node, "why": body.why}})
+            case _:
+                raise PeerProtocolError(f"node {node}", f"{type(body).__name__} is no message of a peer", "$.body", 0)
+
+    def _in_order(self, node: NodeId, envelope: m.Envelope) -> bool:
+        """Whether a message is newer than the last of its sender's incarnation."""
+        last = self._seen.get((node, envelope.boot), 0)
+        if envelope.seq <= last:
+            return False
+        if last == 0:  # a new incarnation: forget the older ones
+            for known in [k for k in self._seen if k[0] == node]:
+                del self._seen[known]
+        self._seen[node, envelope.boot] = envelope.seq
+        return True
+
+    # ------------------------------------------------------------ runs
+
+    def _run(self, name: RunName) -> RunSupervisor:
+        """Return the run, which begins here if it is not known yet."""
+        known = self.runs.get(name)
+        if known is None:
+            known = RunSupervisor.begin(name, self)
+            self.runs[name] = known
+            if self._tasks is None:
+                raise InternalInvariantBroken("runs begin while the daemon serves", name)
+            self._tasks.start_soon(known.turn)
+        return known
+
+    def status(self) -> dict[str, object]:
+        """Return the status document as plain values."""
+        return status_document(self)
+
+
+async def serve_node(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT, then stop in order."""
+    daemon = Daemon(config)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(daemon.serve)
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("stopping", extra={"facts": {"signal": signal.Signals(number).name}})
+                daemon.say_goodbye()
+                tasks.cancel_scope.cancel()
+                break
+
+
+def _make_directories(config: Config) -> None:
+    for field, path in (("runtime_dir", config.runtime_dir), ("state_dir", config.state_dir)):
+        try:
+            path.mkdir(mode=0o750 if field == "runtime_dir" else 0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(field, str(path), f"cannot be made: {error.strerror}", "configuration") from None
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise ConfigError(field, str(path), "cannot be written", "configuration")
+
+
+def _half_of_memory() -> int:
+    """Return half of the host's memory in bytes: the landings' budget where none is set."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

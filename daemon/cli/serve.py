@@ -1,0 +1,28 @@
+"""``weightd serve``: the daemon of this node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Option(help="Configuration file (TOML); WEIGHTD_CONFIG where not given.", show_default=False)
+    ] = None,
+) -> None:
+    """Serve this node until SIGTERM or SIGINT; exit 78 on a configuration that cannot stand."""
+    from weightd.daemon.config import load_config
+    from weightd.daemon.logs import configure_logging
+
+    settings = load_config(config, os.environ)
+    configure_logging(settings.log_level, os.environ)
+
+    import anyio
+
+    from weightd.daemon.app import serve_node
+
+    anyio.run(serve_node, settings)

@@ -1,0 +1,130 @@
+"""Gives other nodes leave to read this node's slots, and counts who reads."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import anyio
+import anyio.to_thread
+
+from weightd.core.errors import WeightdError
+from weightd.core.plan.node_plan import FetchPlan, TrainerSource
+from weightd.core.session.events import ReadersChanged
+from weightd.core.units import Epoch, NodeId, RunName, TrainerRank, VersionKey
+from weightd.core.wire.faults import TicketRefused
+from weightd.core.wire.messages import SlotState, Ticket, TicketWanted
+from weightd.daemon.attached import AttachedHooks
+from weightd.daemon.bulk.gather import Gather, Lease
+from weightd.daemon.bulk.port import BulkServer, Grant, new_token
+from weightd.daemon.inbox import Inbox
+from weightd.daemon.planning import Planning
+from weightd.link.fd_messages import PoolKey
+from weightd.link.memory import Pool
+
+KEPT_GATHERS = 64
+"""Prepared views kept: two slots for each of some nodes; the rest is built again."""
+
+_Slots = tuple[tuple[TrainerRank, int], ...]
+
+
+@dataclass
+class Serving:
+    """Tickets of one run on one node.
+
+    Attributes:
+        run: The run.
+        node: This node.
+        hooks: Whose pools are read.
+        planning: Plans of the nodes that ask.
+        server: The transport.
+        readable: The run's machine: which local slots hold a version and may be read.
+        inbox: Told how many read.
+        soon: Runs a call on the event loop, from any thread.
+        valid_s: For a ticket that nobody uses.
+    """
+
+    run: RunName
+    node: NodeId
+    hooks: AttachedHooks
+    planning: Planning
+    server: BulkServer
+    readable: Callable[[VersionKey], Mapping[TrainerRank, SlotState]]
+    inbox: Inbox
+    soon: Callable[[Callable[[], None]], None]
+    valid_s: float
+    _readers: dict[int, tuple[VersionKey, int]] = field(default_factory=dict)
+    _unused: set[int] = field(default_factory=set)
+    _gathers: dict[tuple[Epoch, NodeId, _Slots], tuple[dict[TrainerSource, Pool], Gather]] = field(default_factory=dict)
+
+    async def ticket(self, receiver: NodeId, wanted: TicketWanted) -> Ticket:
+        """Return leave to read for a node, or why it has none."""
+        try:
+            lease = await self._lease(receiver, wanted)
+        except WeightdError as error:
+            return Ticket(wanted.key, wanted.op, error=error.to_wire())
+        number, token = secrets.randbits(62), new_token()
+        expires_at = time.monotonic() + self.valid_s
+
+        def readers(count: int) -> None:
+            self.soon(partial(self._count, number, wanted.key, count))
+
+        # Counted from now on: between the ticket and its first stream nothing may be overwritten either.
+        self._count(number, wanted.key, 1)
+        self._unused.add(number)
+        self.server.grant(Grant(number, token, receiver, lease, expires_at, readers))
+        return Ticket(wanted.key, wanted.op, number, token)
+
+    async def _lease(self, receiver: NodeId, wanted: TicketWanted) -> Lease:
+        plans = self.planning.find(wanted.epoch)
+        if plans is None or receiver not in plans.plans:
+            raise TicketRefused(self.node, 0, f"epoch {wanted.epoch} is not planned here")
+        fetch = plans.plans[receiver].fetch
+        needed = _needed(fetch, self.node)
+        slots = self.readable(wanted.key)
+        lacking = sorted({s.rank for s in needed} - slots.keys())
+        if lacking:
+            raise TicketRefused(self.node, 0, f"{wanted.key} is not readable here from trainer ranks {lacking}")
+        ranks = frozenset(s.rank for s in needed)
+        offered = self.hooks.offered(self.run, ranks)
+        pools: dict[TrainerSource, Pool] = {}
+        for source in needed:
+            pool = offered.get(PoolKey(source.rank, slots[source.rank].slot, source.region))
+            if pool is None:
+                raise TicketRefused(self.node, 0, f"region {source.region} of trainer {source.rank} is not here")
+            pools[source] = pool
+        named = tuple((r, slots[r].slot) for r in sorted(ranks))
+        known = self._gathers.get((wanted.epoch, receiver, named))
+        if known is None or any(known[0][s] is not pools[s] for s in needed):  # a restarted rank has other pools
+            known = pools, await anyio.to_thread.run_sync(Gather, fetch, self.node, pools)
+            while len(self._gathers) >= KEPT_GATHERS:
+                del self._gathers[next(iter(self._gathers))]
+            self._gathers[wanted.epoch, receiver, named] = known
+        gather = known[1]
+        return Lease(gather, wanted.key, {s: slots[s.rank].generation for s in needed})
+
+    def _count(self, ticket: int, key: VersionKey, count: int) -> None:
+        """Note the streams of a ticket; the machine holds the slots until all have ended."""
+        self._unused.discard(ticket)
+        self._readers[ticket] = (key, count)
+        if count == 0:
+            del self._readers[ticket]
+        readers = sum(n for k, n in self._readers.values() if k == key)
+        self.inbox.outcome(ReadersChanged(key, readers))
+
+    async def expire(self, ticket: int) -> None:
+        """Void a ticket that nobody has used for ``valid_s``: its version is no longer held for it."""
+        await anyio.sleep(self.valid_s)
+        if ticket in self._unused:
+            self.server.revoke(ticket)
+            self._count(ticket, self._readers[ticket][0], 0)
+
+
+def _needed(fetch: FetchPlan, sender: NodeId) -> tuple[TrainerSource, ...]:
+    """Return the pools of ``sender`` that a receiver's buckets read."""
+    rows = [slice(b.first_row, b.last_row) for b in fetch.buckets if b.source_node == sender]
+    used = sorted({int(s) for r in rows for s in fetch.gather.source[r]})
+    return tuple(fetch.sources[s] for s in used)

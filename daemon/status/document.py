@@ -1,0 +1,73 @@
+"""The status document: everything that an operator may ask of one daemon, as plain values."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+if TYPE_CHECKING:
+    from weightd.daemon.app import Daemon
+
+FORMAT = 1
+"""Number of the document's form; readers look at it first."""
+
+
+def status_document(daemon: Daemon) -> dict[str, Any]:
+    """Return what the daemon knows of itself, its peers and its runs."""
+    now = anyio.current_time()
+    limit_s = daemon.config.deadlines.heartbeat_timeout_s
+    runs = {
+        str(name): {
+            "node": run.node.status(now),
+            "leader": run.leader.status(now) if run.leader is not None else None,
+            "versions": run.versions.document(),
+            "dropped_repeats": run.inbox.dropped,
+        }
+        for name, run in daemon.runs.items()
+    }
+    peers = {
+        str(node): {
+            "control": str(peer.control),
+            "heard_s_ago": round(now - daemon.heard_at[node], 1) if node in daemon.heard_at else None,
+        }
+        for node, peer in daemon.config.peers.items()
+    }
+    return {
+        "format": FORMAT,
+        "verdict": _verdict(runs, peers, limit_s),
+        "node": daemon.config.node,
+        "pid": os.getpid(),
+        "boot": daemon.boot,
+        "up_s": round(time.time() - daemon.started_at, 1),
+        "hooks": [
+            {"run": h.run, "who": h.name, "pid": h.pid, "slot": h.hello.slot, "ready": h.ready} for h in daemon.hooks
+        ],
+        "peers": peers,
+        "memcpy_bytes_per_s": round(daemon.memcpy_bytes_per_s),
+        "landing_nbytes": daemon.budget.taken_nbytes,
+        "landing_limit_nbytes": daemon.budget.limit_nbytes,
+        "dropped_messages": daemon.dropped,
+        "runs": runs,
+    }
+
+
+def _verdict(runs: dict[str, dict[str, Any]], peers: dict[str, dict[str, Any]], limit_s: float) -> str:
+    """Return ``ok``, or the first thing that an operator should look at."""
+    for name, run in runs.items():
+        leader = run["leader"]
+        if leader is None:
+            continue
+        if leader["paused"]:
+            return f"run {name} is paused: {leader['paused'].splitlines()[0]}"
+        for engine, state in leader["engines"].items():
+            if leader["committed"] and not state.get("up", False) and leader["stage"] == "idle":
+                return f"run {name}: engine {engine} is {state['phase']}"
+    if any(run["leader"] for run in runs.values()):
+        for node, peer in peers.items():
+            if peer["heard_s_ago"] is None or peer["heard_s_ago"] > limit_s:
+                heard = "was never heard" if peer["heard_s_ago"] is None else f"is silent for {peer['heard_s_ago']} s"
+                return f"node {node} {heard}"
+    return "ok"
