@@ -85,7 +85,7 @@ class Seat:
 
     node: NodeId
     boot: Boot
-    pid: int = 0
+    pid: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
