@@ -142,12 +142,13 @@ def proxy(port: int, change: Callable[[int, bytearray], bool], *, reset: bool = 
 
     def pump(source: socket.socket, target: socket.socket, altered: bool) -> None:
         passed = 0
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # an end by a reset is passed on, too
             while data := bytearray(source.recv(65_536)):
                 if altered and not change(passed, data):
                     break
                 target.sendall(data)
                 passed += len(data)
+        with contextlib.suppress(OSError):
             if altered and reset:
                 target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 target.shutdown(socket.SHUT_RD)  # the other pump lets go of it
