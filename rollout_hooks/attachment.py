@@ -13,6 +13,7 @@ from functools import partial
 from weightd.core.errors import UnknownRemoteError, WeightdError, error_from_wire
 from weightd.core.layout.message import encode_layout
 from weightd.core.plan.message import check_rank_plan, decode_rank_plan
+from weightd.core.plan.plan_faults import PlanMismatch
 from weightd.core.session.deadlines import Deadlines
 from weightd.core.session.faults import DeadlinePassed
 from weightd.core.units import NO_TERM, EngineRank, Epoch, RolloutRank, Term, VersionKey
@@ -27,6 +28,9 @@ from weightd.rollout_hooks.targets import Targets, claim, unclaim
 
 _TAKE_S = 120.0
 """For the daemon to pass all pools of a plan, each mapped here with every page."""
+
+_RETRY_S = 0.25
+"""Between two tries to prepare a plan of a daemon that has just come back."""
 
 _Wanted = tuple[int, Epoch, str]
 """What a plan was prepared for: the daemon's session, the epoch, the plan's digest."""
@@ -63,6 +67,7 @@ class EngineAttachment(HookSession):
         self._prepared: _Wanted | None = None
         self._asked: _Wanted | None = None
         self.trouble = ""
+        self._failing_since: float | None = None
         self._plans: dict[str, bytes] = {}
         self._reported = self.machine.report()
         self._hello = EngineHello(
@@ -162,13 +167,24 @@ class EngineAttachment(HookSession):
         return partial(self._try_to_prepare, due, blob)
 
     def _try_to_prepare(self, due: _Wanted, blob: bytes, channel: FdChannel) -> None:
-        """Prepare a plan; what the daemon refuses because it has moved on is asked for anew with its next goal."""
+        """Prepare a plan; try again for a while where the daemon does not have everything together yet.
+
+        After its restart it knows neither this plan nor its trainers' memory until they told it again.
+        """
         try:
             self._prepare(due, blob, channel)
-        except UnknownRemoteError as error:
+        except (UnknownRemoteError, PlanMismatch) as error:
+            now = time.monotonic()
+            self._failing_since = self._failing_since or now
+            if now > self._failing_since + self.deadlines.restart_s:
+                raise
+            self.trouble = str(error)
+            time.sleep(_RETRY_S)
             with self.changed:
-                self.trouble = str(error)
                 self._asked = None
+                self._prepare_if_due()
+        else:
+            self._failing_since = None
 
     def _prepare(self, due: _Wanted, blob: bytes, channel: FdChannel) -> None:
         """Take the pools and build the pairs; runs on the errands thread."""

@@ -124,7 +124,7 @@ class SmallDaemon:
             if found:
                 return found
             time.sleep(0.005)
-        raise AssertionError(f"not seen in {limit_s} s: {what}; hooks {self.hooks}")
+        raise AssertionError(f"not seen in {limit_s} s: {what}; last reports {[h.report for h in self.hooks.values()]}")
 
     def hook(self, who: str) -> Seen:
         """Wait for a hook that is complete: bound, its layout here, its pools offered."""
