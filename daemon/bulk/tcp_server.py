@@ -56,6 +56,9 @@ MAX_STREAMS = 256
 IDLE_S = 60.0
 """For the next request: a receiver asks ahead, so a silent one is gone or frozen."""
 
+KEPT_STAGING = 8
+"""Staging buffers kept for the next streams: memory that was never touched costs ten times a copy into it."""
+
 JOIN_S = 1.0
 """For threads to end once their sockets are closed."""
 
@@ -97,6 +100,7 @@ class TcpBulkServer:
         self._lock = threading.Lock()
         self._tickets: dict[int, _Ticket] = {}
         self._streams: dict[socket.socket, threading.Thread] = {}
+        self._staging: list[NDArray[np.uint8]] = []
         self._closing = False
         self.sent_nbytes = 0
         self.refused: Counter[str] = Counter()
@@ -221,8 +225,8 @@ class TcpBulkServer:
         """Take a stream off its ticket, which is used up with the last one."""
         with self._lock:
             ticket.open.pop(sock, None)
-            if not ticket.open:
-                self._tickets.pop(ticket.grant.ticket, None)
+            if not ticket.open and self._tickets.get(ticket.grant.ticket) is ticket:
+                del self._tickets[ticket.grant.ticket]
             ticket.grant.on_readers(len(ticket.open))
 
     def _answer_all(self, sock: socket.socket, grant: Grant) -> None:
@@ -231,15 +235,28 @@ class TcpBulkServer:
         limits = (grant.expires_at, total_s, "fetch_s", lambda: self._closing)
         asking = Stream(sock, Patience(IDLE_S, "IDLE_S", *limits))
         sending = Stream(sock, Patience(self._stall_s, "fetch_stall_s", *limits))
-        staging = np.empty(0, dtype=np.uint8)
-        while True:
-            word, index = REQUEST.unpack(asking.receive(REQUEST.size))
-            if word != ASK or index not in grant.lease.gather.buckets:
-                what = f"{word!r} {index} is no request for a bucket of this ticket"
-                raise PeerProtocolError(f"node {grant.receiver}", what, "", REQUEST.size)
-            if staging.nbytes < grant.lease.gather.staging_nbytes:
-                staging = np.empty(grant.lease.gather.staging_nbytes, dtype=np.uint8)
-            self._send_bucket(sending, grant.lease, index, staging)
+        staging = self._take_staging(grant.lease.gather.staging_nbytes)
+        try:
+            while True:
+                word, index = REQUEST.unpack(asking.receive(REQUEST.size))
+                if word != ASK or index not in grant.lease.gather.buckets:
+                    what = f"{word!r} {index} is no request for a bucket of this ticket"
+                    raise PeerProtocolError(f"node {grant.receiver}", what, "", REQUEST.size)
+                self._send_bucket(sending, grant.lease, index, staging)
+        finally:
+            with self._lock:
+                if staging.nbytes and len(self._staging) < KEPT_STAGING:
+                    self._staging.append(staging)
+
+    def _take_staging(self, nbytes: int) -> NDArray[np.uint8]:
+        """Return a buffer of at least ``nbytes``, one that was used before if there is one."""
+        with self._lock:
+            for i, kept in enumerate(self._staging):
+                if kept.nbytes >= nbytes > 0:
+                    return self._staging.pop(i)
+            if len(self._staging) == KEPT_STAGING:
+                self._staging.pop(0)  # all of them are too small
+        return np.empty(nbytes, dtype=np.uint8)
 
     def _send_bucket(self, stream: Stream, lease: Lease, index: int, staging: NDArray[np.uint8]) -> None:
         """Send one bucket, or the error why not; a source that changed on the way voids it."""
