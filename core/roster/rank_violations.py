@@ -124,6 +124,7 @@ class RanksMissing(RosterError):
         whose, rank, role = ("trainer", "rank", "trainer")
         if self.engine is not None:
             whose, rank, role = (f"engine {self.engine}", "k", "rollout")
+        listed = "ranks" if self.engine is None and len(self.missing) > 1 else rank
         within = "" if self.waited_s is None else f" within {self.waited_s} s"
         where = f"declared on {self.node}" if self.by_node else NEVER_ATTACHED
         if len(self.by_node) > 1:
@@ -131,7 +132,7 @@ class RanksMissing(RosterError):
         return Story(
             what=f"{whose}: {self.registered} registered + {len(self.missing)} missing = "
             f"{plural(self.expected, f'{role} rank')}{within}",
-            which=f"missing: {rank} {ranges(self.missing)}, {where}",
+            which=f"missing: {listed} {ranges(self.missing)}, {where}",
             effect="no version starts before every rank is registered",
             next=f"look at the log of {whose} {rank} {self.missing[0]}"
             + (f" on {next(iter(self.by_node))}" if self.by_node else ", which reached no daemon"),

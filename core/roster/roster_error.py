@@ -93,7 +93,7 @@ def nodes_text(ranks_by_node: Mapping[str, tuple[int, ...]]) -> str:
     """
     parts = [f"{node}: {ranges(ranks)}" for node, ranks in ranks_by_node.items()]
     rest = len(parts) - SHOWN
-    return "; ".join(parts[:SHOWN] + ([f"{rest} more nodes"] if rest > 0 else []))
+    return "; ".join(parts[:SHOWN] + ([plural(rest, "more node")] if rest > 0 else []))
 
 
 def plural(count: int, noun: str) -> str:

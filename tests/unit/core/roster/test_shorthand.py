@@ -26,7 +26,8 @@ from weightd.core.roster.shorthand import (
         (EqualEngines(0, 4), [{"engine": "E0", "count": 0}]),
         (EqualEngines(8, -2), [{"engine": "E0", "count": -2}]),
         (EqualEngines(8, 4), []),
-        (CountsAndOffsets((4, 2), (0, 6)), []),
+        (CountsAndOffsets((4, 1), (0, 6)), []),
+        (EqualEngines(2, 1), []),
     ],
 )
 def test_what_cannot_be_expanded(shorthand: Shorthand, faults: list[dict[str, object]]) -> None:
