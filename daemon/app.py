@@ -436,16 +436,37 @@ class Daemon:
 
 
 async def serve_node(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then stop in order."""
+    """Serve until SIGTERM or SIGINT, then stop in order.
+
+    Raises:
+        WeightdError: The daemon cannot serve; not wrapped in a group, so that the command line can exit by its code.
+    """
     daemon = Daemon(config)
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(daemon.serve)
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for number in signals:
-                log.info("stopping", extra={"facts": {"signal": signal.Signals(number).name}})
-                daemon.say_goodbye()
-                tasks.cancel_scope.cancel()
-                break
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        try:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(daemon.serve)
+                async for number in signals:
+                    log.info("stopping", extra={"facts": {"signal": signal.Signals(number).name}})
+                    daemon.say_goodbye()
+                    tasks.cancel_scope.cancel()
+                    break
+        except BaseExceptionGroup as group:
+            fault = _fault_of(group)
+            if fault is None:
+                raise
+            raise fault from None
+
+
+def _fault_of(group: BaseExceptionGroup[BaseException]) -> WeightdError | None:
+    """Return the error of ours that a group is about, if it is about nothing else."""
+    ours, others = group.split(WeightdError)
+    if ours is None or others is not None:
+        return None
+    first: BaseException = ours
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first if isinstance(first, WeightdError) else None
 
 
 def _make_directories(config: Config) -> None:
