@@ -166,9 +166,9 @@ def test_l02_chunk_sizes_are_not_taken_for_balanced_ones() -> None:
     assert balanced_sizes(18, 4) == (5, 5, 4, 4)
 
     # A rank whose memory holds 4 rows cannot be described with 5.
+    b = LayoutBuilder()
+    b.add_piece(b.add_tensor("w", (18,), "float32"), b.add_buffer("w", 16, "float32", "slot"), (10,), (5,))
     with pytest.raises(Refused) as caught:
-        b = LayoutBuilder()
-        b.add_piece(b.add_tensor("w", (18,), "float32"), b.add_buffer("w", 16, "float32", "slot"), (10,), (5,))
         b.build()
     assert [type(v) for v in caught.value.violations] == [BufferOverrun]
 
