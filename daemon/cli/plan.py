@@ -21,6 +21,7 @@ from weightd.core.roster.explain import explain_topology
 from weightd.core.roster.judge import judge
 from weightd.core.roster.topology import Topology
 from weightd.core.roster.violations import StaleRegistration
+from weightd.daemon.cli.plan_layouts import layouts_document, layouts_text, plan_layouts
 from weightd.daemon.cli.roster_file import read_roster_table
 
 
@@ -45,14 +46,28 @@ class JudgedRoster:
 def plan(
     roster: Annotated[Path, typer.Argument(metavar="ROSTER", help="Roster file, .toml or .json.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    layouts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder with the exported layout of every rank: proves coverage and plans all nodes.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Judge a roster: who receives through whom, or every reason why not."""
     try:
         judged = plan_roster(roster)
+        summary = None if layouts is None else plan_layouts(judged.topology, layouts)
     except WeightdError as error:
         _print_error(error, as_json)
         raise typer.Exit(error.exit_code) from None
-    typer.echo(json.dumps(roster_document(judged)) if as_json else roster_text(judged))
+    if as_json:
+        planned = {} if summary is None else {"plan": layouts_document(summary)}
+        typer.echo(json.dumps(roster_document(judged) | planned))
+    else:
+        typer.echo("\n".join([roster_text(judged), *([] if summary is None else [layouts_text(summary)])]))
 
 
 def plan_roster(path: Path) -> JudgedRoster:
