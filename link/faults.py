@@ -52,7 +52,7 @@ class PeerGone(WeightdError):
         return Story(
             what=f"{self.peer} is gone: {self.why}",
             which=f"while {self.doing}",
-            next="the end of its log; a hook attaches again by itself when the daemon is back",
+            next="read the end of its log; a hook attaches again by itself when its daemon is back",
         )
 
 
@@ -77,7 +77,7 @@ class HookDeadline(WeightdError):
         """Return the lines of the text."""
         return Story(
             what=f"no answer from {self.peer} while {self.doing}: waited {self.waited_s:.1f} s of {self.limit_s:.1f} s",
-            next="`weightd status` on this node says what the daemon is doing",
+            next="run `weightd status` on this node: it says what the daemon is doing",
         )
 
 
@@ -105,7 +105,7 @@ class MemoryRefused(WeightdError):
             what=f"shared memory of {self.name} refused: {self.why}",
             which=f"bytes claimed {self.claimed_nbytes:,}, found {found}",
             effect="the descriptor was closed before anything was mapped",
-            next="memory that others map is made by weightd.link.memory.Pool.create",
+            next="make memory that others map with weightd.link.memory.Pool.create",
         )
 
 

@@ -64,7 +64,7 @@ class Pool:
         self.fd = fd
         self.nbytes = len(mapping)
         self.writable = writable
-        self._mapping = mapping
+        self._mapping: mmap.mmap | None = mapping
         whole = np.frombuffer(mapping, dtype=np.uint8)
         self._header: Header | None = Header(whole)
         self.payload_nbytes = self._header.payload_nbytes
@@ -179,10 +179,12 @@ class Pool:
         """
         if self.closed:
             return
-        fd, self.fd, self._payload, self._header = self.fd, -1, None, None
+        fd, self.fd, mapping = self.fd, -1, self._mapping
+        self._payload = self._header = self._mapping = None
         os.close(fd)
-        with contextlib.suppress(BufferError):  # somebody still has a view: the last one unmaps
-            self._mapping.close()
+        if mapping is not None:
+            with contextlib.suppress(BufferError):  # somebody still has a view: the last one unmaps
+                mapping.close()
 
     def __enter__(self) -> Self:
         return self

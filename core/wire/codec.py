@@ -76,7 +76,7 @@ def pack(value: object, limit_bytes: int, message: str = "") -> bytes:
     try:
         plain = msgspec.to_builtins(value, builtin_types=(bytes,))
         _check_plain(plain)
-        msgspec.convert(plain, type(value), strict=True)
+        msgspec.convert(plain, type(value), strict=True, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         what, path = _split(error)
         raise LocalProtocolError(name, what, path) from error
@@ -166,7 +166,8 @@ def _read(frame: bytes, limit_bytes: int, who: str) -> Plain:
 def _typed(plain: Plain, type_: type[T] | UnionType, who: str, nbytes: int) -> T:
     """Return plain values as ``type_``, or name the field that does not fit."""
     try:
-        typed: T = msgspec.convert(plain, type_, strict=True)
+        # bytes are bytes: without builtin_types a text would be taken for base64, strict or not.
+        typed: T = msgspec.convert(plain, type_, strict=True, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         what, path = _split(error)
         raise PeerProtocolError(who, what, path, nbytes) from error

@@ -47,7 +47,7 @@ class PeerProtocolError(ProtocolError):
     def story(self) -> Story:
         """Return the lines of the text."""
         return Story(
-            what=f"a message of {self.nbytes} bytes is not one of protocol: {self.what}",
+            what=f"a message of {self.nbytes} bytes is not one of the protocol: {self.what}",
             which=f"field {self.path}" if self.path else "",
             who=f"sent by {self.who}",
             effect="the message was dropped, no part of it was acted on",
@@ -136,10 +136,10 @@ class PeerLost(TransferError):
     def story(self) -> Story:
         """Return the lines of the text."""
         return Story(
-            what=f"stream from node {self.sender} ended after {self.done_buckets} of {self.buckets} buckets of version "
+            what=f"stream from node {self.sender} ended after {self.done_buckets} of {self.buckets} buckets of "
             f"{self.version} ({binary_size(self.done_nbytes)} of {binary_size(self.nbytes)}): {self.why}",
             who=f"node {self.sender} → node {self.receiver}",
-            next=f"the log of the daemon on node {self.sender}",
+            next=f"read the log of the daemon on node {self.sender}",
         )
 
 
@@ -171,11 +171,11 @@ class DigestMismatch(TransferError):
     def story(self) -> Story:
         """Return the lines of the text."""
         return Story(
-            what=f"bucket {self.bucket} of {self.of}, version {self.version}: xxh3_128 {self.sent} sent, "
+            what=f"bucket {self.bucket} of {self.of}, {self.version}: xxh3_128 {self.sent} sent, "
             f"{self.received} received over {self.nbytes:,} bytes",
             who=f"node {self.sender} → node {self.receiver}",
             effect="the bucket was asked for once more and differed again; its bytes are not used",
-            next="memory and network of both nodes: the digest was taken from the sender's shared memory",
+            next="check memory and network of both nodes: the digest was taken from the sender's shared memory",
         )
 
 
@@ -206,7 +206,7 @@ class StaleSource(TransferError):
         if self.found < 0:
             writing = " (it was closed)"
         return Story(
-            what=f"bucket {self.bucket}, version {self.version}: {self.source} is at generation {self.found}{writing}, "
+            what=f"bucket {self.bucket}, {self.version}: {self.source} is at generation {self.found}{writing}, "
             f"generation {self.expected} held the version",
             who=f"node {self.sender}",
             effect="the bytes read were discarded",
@@ -242,10 +242,9 @@ class TransferDeadline(TransferError):
         """Return the lines of the text."""
         at = f" at bucket {self.bucket}" if self.bucket >= 0 else ""
         return Story(
-            what=f"version {self.version}{at}: {self.doing} took {self.waited_s:.1f} s, "
-            f"the limit is {self.limit_s:.1f} s",
+            what=f"{self.version}{at}: {self.doing} took {self.waited_s:.1f} s, the limit is {self.limit_s:.1f} s",
             who=f"node {self.sender} → node {self.receiver}",
-            next=f"the log of the daemon on node {self.sender}, or raise {self.setting} (now {self.limit_s:.1f})",
+            next=f"read the log of the daemon on node {self.sender}, or raise {self.setting} (now {self.limit_s:.1f})",
         )
 
 
@@ -264,7 +263,7 @@ class TransferCancelled(TransferError):
 
     def story(self) -> Story:
         """Return the lines of the text."""
-        return Story(what=f"the fetch of version {self.version} from node {self.sender} was told to stop")
+        return Story(what=f"the fetch of {self.version} from node {self.sender} was told to stop")
 
 
 @dataclass(eq=False)
@@ -287,5 +286,5 @@ class TicketRefused(TransferError):
         return Story(
             what=f"node {self.sender} refused ticket {self.ticket}: {self.why}",
             effect="no byte was sent",
-            next="a ticket serves one fetch and ends with it; ask for a new one",
+            next="ask for a new ticket: one serves one fetch and ends with it",
         )

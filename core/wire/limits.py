@@ -23,8 +23,9 @@ MAX_LIST_ITEMS = 1 << 18
 MAX_MAP_ITEMS = 1 << 12
 """Most keys of one map: the widest struct has 17, an error's fields may be a table of ranks."""
 
-MAX_CONTAINERS = 1 << 19
-"""Most lists and maps of one frame.  An empty list is 1 byte on the wire and 64 in memory: 32 MiB at most."""
+MAX_CONTAINERS = 1 << 18
+"""Most lists and maps of one frame.  An empty list is 1 byte on the wire and 64 in memory: 16 MiB at most.
+The goal of 4,096 ranks has some 40,000."""
 
 MAX_DEPTH = 32
 """Deepest nesting.  Our deepest message nests 9 levels; reports within reports add 2 each."""
