@@ -21,7 +21,6 @@ from weightd.core.roster.explain import explain_topology
 from weightd.core.roster.judge import judge
 from weightd.core.roster.topology import Topology
 from weightd.core.roster.violations import StaleRegistration
-from weightd.daemon.cli.plan_layouts import layouts_document, layouts_text, plan_layouts
 from weightd.daemon.cli.roster_file import read_roster_table
 
 
@@ -59,15 +58,22 @@ def plan(
     """Judge a roster: who receives through whom, or every reason why not."""
     try:
         judged = plan_roster(roster)
-        summary = None if layouts is None else plan_layouts(judged.topology, layouts)
+        document, text = ({}, "") if layouts is None else _plan_layouts(judged.topology, layouts)
     except WeightdError as error:
         _print_error(error, as_json)
         raise typer.Exit(error.exit_code) from None
     if as_json:
-        planned = {} if summary is None else {"plan": layouts_document(summary)}
-        typer.echo(json.dumps(roster_document(judged) | planned))
+        typer.echo(json.dumps(roster_document(judged) | document))
     else:
-        typer.echo("\n".join([roster_text(judged), *([] if summary is None else [layouts_text(summary)])]))
+        typer.echo("\n".join(filter(None, [roster_text(judged), text])))
+
+
+def _plan_layouts(topology: Topology, directory: Path) -> tuple[dict[str, Any], str]:
+    """Return what the layouts add to the document, and to the text."""
+    from weightd.daemon.cli.plan_layouts import layouts_document, layouts_text, plan_layouts  # a roster needs no numpy
+
+    summary = plan_layouts(topology, directory)
+    return {"plan": layouts_document(summary)}, layouts_text(summary)
 
 
 def plan_roster(path: Path) -> JudgedRoster:

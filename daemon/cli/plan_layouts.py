@@ -41,7 +41,7 @@ class LayoutFilesMissing(WeightdError):
     def story(self) -> Story:
         """Return the text; it names the files."""
         return Story(
-            what=f"{len(self.missing)} of {self.expected} layouts are missing in {self.directory}, {self.found} are in it",
+            what=f"{len(self.missing)} of {self.expected} layouts are missing in {self.directory}: {self.found} found",
             which=some(self.missing),
             effect="nothing was proved or planned",
             next="export them with Publisher.export_layout and Receiver.export_layout",
