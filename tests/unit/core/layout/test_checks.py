@@ -74,6 +74,26 @@ def test_a_piece_that_is_no_box_inside_its_tensor_is_found(column: str, row: int
 
 
 @pytest.mark.parametrize(
+    "extent,step,kinds",
+    [
+        (2, 2**31 - 1, []),
+        (2, 2**31, [BoxOutOfBounds]),  # steps are multiplied by each other where pieces meet
+        (2**9 + 1, 2**31 - 1, []),  # the last index is 2**40 - 2**9
+        (2**9 + 2, 2**31 - 1, [BoxOutOfBounds]),
+        (2**35 + 1, 2**29, [BoxOutOfBounds]),  # the last index is 0 modulo 2**64
+    ],
+)
+def test_steps_in_the_longest_tensor(extent: int, step: int, kinds: list[type[WeightdError]]) -> None:
+    layout = _layout()
+    tensors = (TensorInfo("w", (2**40,), "uint8"),)
+    buffers = (BufferInfo("w", 2**40, "uint8", "slot"),)
+    zero, columns = layout.tensor[:1], [np.array([[v]], np.int64) for v in (0, extent, step, 1)]
+    start, count, hop, stride = columns
+
+    assert kinds == _kinds(Layout(tensors, buffers, zero, start, count, hop, zero, zero, stride))
+
+
+@pytest.mark.parametrize(
     "column,row,values",
     [
         ("offset", 0, 1),
