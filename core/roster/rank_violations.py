@@ -134,7 +134,7 @@ class RanksMissing(RosterError):
             f"{plural(self.expected, f'{role} rank')}{within}",
             which=f"missing: {listed} {ranges(self.missing)}, {where}",
             effect="no version starts before every rank is registered",
-            next=f"look at the log of {whose} {rank} {self.missing[0]}"
+            next=f"look at the log of {whose} {rank} {min(self.missing)}"
             + (f" on {next(iter(self.by_node))}" if self.by_node else ", which reached no daemon"),
         )
 
