@@ -94,7 +94,7 @@ class CopyOutOfBounds(PlanError):
 
     def story(self) -> Story:
         """Return the text; it names the first bad row and counts the others."""
-        more = f" and {self.others} more rows" if self.others else ""
+        more = f" (and {self.others} more)" if self.others else ""
         return Story(
             what=f"row {self.row}{more} of the plan of {self.rank} does not lie in its {self.side}, {self.where} "
             f"of {self.nbytes} bytes",

@@ -85,6 +85,11 @@ def _where(regions: tuple[Region, ...], left_out: int, shape: tuple[int, ...], f
     return f"{listed}{more}; first index {_numbers(first)}"
 
 
+def _trainers(ranks_: tuple[int, ...]) -> str:
+    """Return trainer ranks for a text."""
+    return f"trainer rank{'' if len(ranks_) == 1 else 's'} {ranges(ranks_)}"
+
+
 def _numbers(indices: tuple[int, ...]) -> str:
     """Return a tuple of numbers as Python writes it."""
     return f"({', '.join(map(str, indices))}{',' if len(indices) == 1 else ''})"
@@ -135,9 +140,7 @@ class ElementsUncovered(ElementError):
     def story(self) -> Story:
         """Return the text; covered and missing add up to what is needed (identity I4)."""
         of = f"{self.needed}" if self.needed == self.numel else f"{self.needed} needed (of {self.numel})"
-        owned = (
-            f"trainer ranks {ranges(self.owners)} own the other {self.covered}" if self.owners else "no rank owns any"
-        )
+        owned = f"the other {self.covered} on {_trainers(self.owners)}" if self.owners else "no rank owns any"
         return Story(
             what=f"{self.parameter} {_numbers(self.shape)} {self.dtype}: {self.count} of {of} elements "
             f"({self.nbytes} bytes) have no owner: {self.covered} covered + {self.count} missing = {self.needed}",
@@ -176,12 +179,12 @@ class ElementsAmbiguous(ElementError):
 
     def story(self) -> Story:
         """Return the text; it names the boxes that hold the first such element."""
-        claims = [f"trainer ranks {ranges(c.owners)} hold {c.region.text(self.shape)}" for c in self.claims]
+        claims = [f"{c.region.text(self.shape)} on {_trainers(c.owners)}" for c in self.claims]
         return Story(
             what=f"{self.parameter} {_numbers(self.shape)}: {self.count} of {self.numel} elements have several owners "
             "that are no replicas of each other",
             which=_where(self.ranges, self.ranges_left_out, self.shape, self.first_index),
-            who=f"{'; '.join(claims)}",
+            who=f"first index: {'; '.join(claims)}",
             next="replicas are equal boxes: describe the same box on each rank that holds it, or cut the boxes apart",
         )
 
@@ -220,11 +223,11 @@ class SourceUnused(ElementError):
     def story(self) -> Story:
         """Return the text; used, declared and left over add up to what is owned."""
         return Story(
-            what=f"{self.parameter} {_numbers(self.shape)}: {self.count} of {self.owned} owned elements "
-            f"(of {self.numel}) are taken by nobody: {self.used} used + {self.declared} declared unused "
+            what=f"{self.parameter} {_numbers(self.shape)}: {self.count} of {self.numel} elements are owned "
+            f"and taken by nobody: {self.used} used + {self.declared} declared unused "
             f"+ {self.count} unused = {self.owned}",
             which=_where(self.ranges, self.ranges_left_out, self.shape, self.first_index),
-            who=f"owned by trainer ranks {ranges(self.owners)}",
+            who=f"owned by {_trainers(self.owners)}",
             next="declare the rows or the name unused on the trainer (frozen, tied alias, trimmed vocabulary, MTP)",
         )
 
@@ -258,7 +261,7 @@ class NamesUnmatched(ElementError):
         """Return the text; on each side the three kinds of names add up."""
         s, t = len(self.unmatched_source), len(self.unmatched_target)
         return Story(
-            what=f"{s} names exist only on the trainer, {t} only on the engines",
+            what=f"{s} name{'' if s == 1 else 's'} only on the trainer, {t} only on the engines",
             which=f"trainer: {self.source_total} = {self.source_matched} matched "
             f"+ {self.source_unused} declared unused + {s} unmatched {some(self.unmatched_source)}",
             who=f"engines: {self.target_total} = {self.target_matched} matched + {self.target_kept} kept "
@@ -286,8 +289,8 @@ class DescriptionConflict(ElementError):
         """Return the text; it says what differs and the usual cause."""
         said = []
         for d in self.descriptions:
-            who = [f"trainer ranks {ranges(d.trainer_ranks)}"] if d.trainer_ranks else []
-            who += [f"rollout ranks {some(d.rollout_ranks)}"] if d.rollout_ranks else []
+            who = [_trainers(d.trainer_ranks)] if d.trainer_ranks else []
+            who += [some(d.rollout_ranks)] if d.rollout_ranks else []
             said.append(f"{_numbers(d.shape)} {d.dtype} on {' and '.join(who)}")
         return Story(
             what=f"{self.parameter} is described in {len(self.descriptions)} ways",
@@ -338,7 +341,7 @@ class TargetOverlap(ElementError):
 
     def story(self) -> Story:
         """Return the text; it names both boxes."""
-        more = f"; {self.others} more pairs on this rank" if self.others else ""
+        more = f" (and {self.others} more pairs)" if self.others else ""
         return Story(
             what=f"two pieces share memory in buffer {self.buffer} of {self.rank}{more}",
             which=f"{self.first} {_slices(self.first_region)} and {self.second} {_slices(self.second_region)}",
@@ -373,7 +376,7 @@ class OutsideBuffer(ElementError):
 
     def story(self) -> Story:
         """Return the text; it compares the piece's bytes with the buffer's."""
-        more = f"; {self.others} more pieces of this rank" if self.others else ""
+        more = f" (and {self.others} more pieces)" if self.others else ""
         return Story(
             what=f"a piece of {self.parameter} spans bytes [{self.first_byte}, {self.end_byte}) "
             f"of buffer {self.buffer}, which has {self.nbytes}{more}",
