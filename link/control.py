@@ -20,7 +20,7 @@ from typing import Protocol
 
 import zmq
 
-from weightd.core.errors import InternalInvariantBroken, WeightdError, error_from_wire
+from weightd.core.errors import InternalInvariantBroken, WeightdError
 from weightd.core.session.deadlines import Deadlines
 from weightd.core.units import Boot, RunName, Term, VersionKey
 from weightd.core.wire.blobs import BlobAssembler, cut_blob
@@ -44,6 +44,7 @@ from weightd.core.wire.messages import (
     Welcome,
 )
 from weightd.link.finding import DaemonPaths
+from weightd.link.known_errors import error_from_daemon
 
 LINGER_MS = 1000
 """For the last report and the goodbye to leave; a daemon that is gone must not hold up an exit for longer."""
@@ -63,15 +64,19 @@ class Face(Protocol):
 
     def hello(self) -> TrainerHello | EngineHello:
         """Return the greeting."""
+        ...
 
     def report(self) -> PublisherReport | ReceiverReport:
         """Return the whole state."""
+        ...
 
     def term_and_key(self) -> tuple[Term, VersionKey]:
         """Return the newest term known, and the version that the next report is about."""
+        ...
 
     def blob(self, digest: str) -> bytes | None:
         """Return a blob of the hook's, or None if it has none of that digest."""
+        ...
 
     def welcomed(self, welcome: Welcome) -> None:
         """The daemon answered; its session may be a new one."""
@@ -276,7 +281,7 @@ class ControlLink:
                 self._face.welcomed(welcome)
                 return first
             case Refusal(error=error):
-                self._refuse(error_from_wire(error))
+                self._refuse(error_from_daemon(error))
             case PublisherGoal() | ReceiverGoal() as goal:
                 self._face.goal_arrived(goal)
             case BlobWanted(digest=digest, first=first_chunk):

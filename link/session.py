@@ -119,6 +119,11 @@ class HookSession:
         """Whether the link's threads run in this process."""
         return self._link is not None and self._pid == os.getpid()
 
+    @property
+    def reachable(self) -> bool:
+        """Whether the daemon answers, as far as this side knows."""
+        return self._link is not None and self._link.silent_s() == 0.0
+
     def open(self, deadline_at: float) -> None:
         """Start the link and wait for the daemon's welcome.
 
@@ -199,12 +204,17 @@ class HookSession:
         if self._link is None or self._pid != os.getpid():
             why = "this process was forked from the one that attached" if self._link else "the hook is closed"
             raise PeerGone(f"the daemon at {self.paths.control}", doing, f"{why}; attach here anew")
-        silent = self._link.silent_s()
-        if silent > self.deadlines.restart_s:
-            trouble = f"; {self._errands.trouble}" if self._errands is not None and self._errands.trouble else ""
-            why = f"not heard for {silent:.1f} s (restart_s {self.deadlines.restart_s:.1f}): "
-            why += why_silent(self.paths.control, self._link.greetings) + trouble
-            raise PeerGone(f"the daemon at {self.paths.control}", doing, why)
+        if self._link.silent_s() > self.deadlines.restart_s:
+            raise self.gone(doing)
+
+    def gone(self, doing: str) -> PeerGone:
+        """Return the error of a daemon that is not there, with all that can be found out about it."""
+        assert self._link is not None
+        why = f"not heard for {self._link.silent_s():.1f} s (restart_s {self.deadlines.restart_s:.1f}): "
+        why += why_silent(self.paths.control, self._link.greetings)
+        if self._errands is not None and self._errands.trouble:
+            why += f"; {self._errands.trouble}"
+        return PeerGone(f"the daemon at {self.paths.control}", doing, why)
 
     def shut(self, why: str) -> None:
         """End the link: the last report and a goodbye are sent if anybody listens.  Harmless when done twice."""

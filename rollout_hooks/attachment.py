@@ -10,7 +10,7 @@ import os
 import time
 from functools import partial
 
-from weightd.core.errors import UnknownRemoteError, WeightdError, error_from_wire
+from weightd.core.errors import UnknownRemoteError, WeightdError
 from weightd.core.layout.message import encode_layout
 from weightd.core.plan.message import check_rank_plan, decode_rank_plan
 from weightd.core.plan.plan_faults import PlanMismatch
@@ -21,6 +21,7 @@ from weightd.core.wire.blobs import blob_digest
 from weightd.core.wire.messages import EngineHello, PublisherGoal, ReceiverGoal, ReceiverReport, Welcome
 from weightd.link.errands import Errand
 from weightd.link.fds import FdChannel
+from weightd.link.known_errors import error_from_daemon
 from weightd.link.session import HookSession, process_start_time
 from weightd.rollout_hooks.apply import PlanInUse, close_pools, readable
 from weightd.rollout_hooks.state import ReceiverMachine
@@ -130,7 +131,7 @@ class EngineAttachment(HookSession):
     def raise_undecided(self) -> None:
         """Raise what the node says to a rank that stands in a version while nobody leads."""
         if self.goal.term == NO_TERM and self.goal.error is not None:
-            raise error_from_wire(self.goal.error)
+            raise error_from_daemon(self.goal.error)
 
     def tell_if_changed(self) -> None:
         """Report at once if the state is not the reported one."""

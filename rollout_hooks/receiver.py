@@ -18,13 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, assert_never
 
-from weightd.core.errors import WeightdError, error_from_wire
+from weightd.core.errors import WeightdError
 from weightd.core.layout.columns import Layout
 from weightd.core.layout.files import LayoutFile, encode_file
 from weightd.core.session.deadlines import Deadlines
 from weightd.core.session.faults import ApplyFailed
 from weightd.core.units import NO_VERSION, EngineId, EngineRank, NodeId, RolloutRank, SlotName, Version
 from weightd.core.wire.messages import ReceiverReport, ReceiverState
+from weightd.link.known_errors import error_from_daemon
 from weightd.rollout_hooks.attachment import EngineAttachment
 from weightd.rollout_hooks.faults import ApplyEnded, NotAttached, NotServable, ReceiveTimeout
 from weightd.rollout_hooks.state import Deliver, Raise, RunCopy, RunPause, RunResume, Step
@@ -199,7 +200,7 @@ class Receiver:
             machine = attachment.machine
             if machine.servable:
                 return
-            why = str(error_from_wire(machine.error)) if machine.error is not None else ""
+            why = str(error_from_daemon(machine.error)) if machine.error is not None else ""
             raise NotServable(str(self.rank), machine.state, machine.key.version, why)
 
     def receive(self, version: int | None = None, timeout_s: float | None = None) -> Version:
@@ -286,7 +287,7 @@ class Receiver:
                 return version
             case Raise(key=key, state=state, base=base, error=error):
                 raise (
-                    error_from_wire(error)
+                    error_from_daemon(error)
                     if error is not None
                     else ApplyEnded(str(self.rank), str(key), state, base.version)
                 )

@@ -6,7 +6,6 @@ import os
 import time
 from functools import partial
 
-from weightd.core.errors import error_from_wire
 from weightd.core.layout.message import encode_layout
 from weightd.core.roster.topology import Roster
 from weightd.core.session.deadlines import Deadlines
@@ -16,6 +15,7 @@ from weightd.core.wire.blobs import blob_digest
 from weightd.core.wire.messages import PublisherGoal, PublisherReport, ReceiverGoal, TrainerHello
 from weightd.link.errands import Errand
 from weightd.link.fds import FdChannel, PoolKey
+from weightd.link.known_errors import error_from_daemon
 from weightd.link.session import HookSession, process_start_time
 from weightd.trainer_hooks.describe import Described
 from weightd.trainer_hooks.faults import SlotNotFree, VersionNotDecided
@@ -139,10 +139,14 @@ class TrainerAttachment(HookSession):
 
         def look() -> int | None:
             if self.ledger.goal.paused is not None:
-                raise error_from_wire(self.ledger.goal.paused)
-            return self.slots.free()
+                raise error_from_daemon(self.ledger.goal.paused)
+            # A daemon that is away is given restart_s to come back, as everywhere; a publish that nobody hears
+            # would only be missed later.
+            return self.slots.free() if self.reachable else None
 
         slot = self.wait_for(look, begun + release_s, f"waiting for a slot for version {version}")
+        if slot is None and not self.reachable:
+            raise self.gone(f"waiting for a slot for version {version}")
         if slot is None:
             waited, why = time.monotonic() - begun, self.ledger.goal.waiting_for
             raise SlotNotFree(int(self._hello.rank), int(version), self.slots.taken(), waited, release_s, why)
@@ -173,10 +177,10 @@ class TrainerAttachment(HookSession):
             return None if held else True
         failure = self.ledger.failure(version)
         if failure is not None:
-            raise error_from_wire(failure)
+            raise error_from_daemon(failure)
         goal = self.ledger.goal
         if goal.paused is not None and goal.key.version != version:
-            raise error_from_wire(goal.paused)
+            raise error_from_daemon(goal.paused)
         return None
 
     # ------------------------------------------------------------ end

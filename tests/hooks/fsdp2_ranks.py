@@ -49,10 +49,11 @@ class Net(nn.Module):
         h = self.emb(ids)
         h = h + self.down(torch.relu(self.up(h))) * self.one
         rest: Tensor = (self.few.sum() + self.cube.sum()) * self.scale
-        return self.head(h).float().mean() + rest.float()
+        out: Tensor = self.head(h).float().mean() + rest.float()
+        return out
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
+def shard(model: Net, mesh: DeviceMesh, **options: Any) -> nn.Module:
     """Apply ``fully_shard``; it takes no 0-d parameter."""
     fully_shard(model, mesh=mesh, ignored_params={model.scale}, **options)
     return model

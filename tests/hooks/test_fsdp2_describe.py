@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.net, pytest.mark.timeout(260)]
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verdicts]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
     """Run all cases once: most of the time is importing torch four times."""
     folder = tmp_path_factory.mktemp("fsdp2")
     with socket.socket() as probe:
@@ -37,7 +36,8 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verdicts]:
         for rank in ranks:
             rank.kill()
     assert codes == [0] * WORLD
-    yield json.loads((folder / "verdicts.json").read_text())
+    found: Verdicts = json.loads((folder / "verdicts.json").read_text())
+    return found
 
 
 @pytest.mark.parametrize("case", list(CASES))

@@ -1,4 +1,4 @@
-"""Publisher and Receiver in one process, with the real planner between them and a small daemon that gives the orders."""
+"""Publisher and Receiver in one process, the real planner between them, and a small daemon that gives the orders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from weightd.core.units import (
     RolloutRank,
     SlotName,
     Term,
-    TrainerRank,
     Version,
     VersionKey,
 )
@@ -134,7 +133,7 @@ class Scene:
     # ------------------------------------------------------------ steps of a test
 
     def attach(self) -> None:
-        attaching = [self.pool.submit(self.publisher.attach), self.pool.submit(self.receiver.attach)]
+        attaching: list[Future[Any]] = [self.pool.submit(self.publisher.attach), self.pool.submit(self.receiver.attach)]
         self.daemon.hook(E)
         plan = self.plan()
         self.daemon.blobs[blob_digest(plan)] = plan
