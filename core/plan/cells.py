@@ -27,21 +27,19 @@ Index = slice | Int64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Axis:
-    """The classes of one dimension, ascending by their smallest member.
+    """The classes of one dimension, those that continue each other next to each other.
 
     Attributes:
         start: Smallest member, shape (C,).
         extent: Number of members, shape (C,).
-        step: Distance of neighbouring members, 1 where there is one, shape (C,).
-        dense: Whether each class is a stretch of neighbouring numbers.
-        common: Common multiple of all steps.
+        pitch: Distance of neighbouring members, also where there is one, shape (C,).
+        dense: Whether all classes are stretches of neighbouring numbers; they then ascend.
     """
 
     start: Int64
     extent: Int64
-    step: Int64
+    pitch: Int64
     dense: bool
-    common: int
 
     def index(self, start: int, extent: int, step: int) -> Index:
         """Return the classes that make up one of the progressions the axis was made of."""
@@ -51,28 +49,40 @@ class Axis:
         inside = (self.start >= start) & (self.start < end) & ((self.start - start) % step == 0)
         return np.flatnonzero(inside)
 
+    def continues(self, place: int) -> bool:
+        """Say whether a class and the one before it are one progression together."""
+        before = place - 1
+        follows = self.start[place] == self.start[before] + self.extent[before] * self.pitch[before]
+        return bool(follows and self.pitch[place] == self.pitch[before])
+
 
 def axis_of(start: Int64, extent: Int64, step: Int64) -> Axis:
     """Return the classes of the progressions ``start + step * i``, i below ``extent``.
 
     >>> a = axis_of(np.array([0, 0]), np.array([6, 3]), np.array([1, 2]))  # 0..5, and 0, 2, 4
-    >>> a.start.tolist(), a.extent.tolist(), a.step.tolist()
-    ([0, 1, 5], [3, 2, 1], [2, 2, 1])
+    >>> a.start.tolist(), a.extent.tolist(), a.pitch.tolist()
+    ([5, 0, 1], [1, 3, 2], [1, 2, 2])
     """
     step = np.where(extent == 1, 1, step)
-    cuts = np.unique(np.concatenate([start, start + (extent - 1) * step + 1]))
-    common = lcm(*(int(k) for k in np.unique(step))) if len(step) else 1
+    end = start + (extent - 1) * step + 1
+    cuts = np.unique(np.concatenate([start, end]))
+    low, high = cuts[:-1], cuts[1:]
+    common = lcm(*(int(k) for k in np.unique(step)))
     if common == 1:
-        low, high = cuts[:-1], cuts[1:]
-        return Axis(low, high - low, np.ones_like(low), True, 1)
-    starts, extents, steps = [], [], []
-    for low, high in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
-        residues = np.arange(low, min(low + common, high), dtype=np.int64)
-        counts = (high - 1 - residues) // common + 1
-        starts.append(residues)
-        extents.append(counts)
-        steps.append(np.where(counts > 1, common, 1))
-    return Axis(np.concatenate(starts), np.concatenate(extents), np.concatenate(steps), False, common)
+        return Axis(low, high - low, np.ones_like(low), True)
+    stepped = step > 1
+    # Whether a progression with a step runs through the stretch between two cuts: only there remainders matter.
+    mixed = ((start[stepped] <= low[:, None]) & (end[stepped] > low[:, None])).any(axis=1)
+    plain = ~mixed
+    starts, extents, pitches = [low[plain]], [(high - low)[plain]], [np.ones_like(low[plain])]
+    for a, b in zip(low[mixed].tolist(), high[mixed].tolist(), strict=True):
+        first = np.arange(a, min(a + common, b), dtype=np.int64)
+        starts.append(first)
+        extents.append((b - 1 - first) // common + 1)
+        pitches.append(np.full_like(first, common))
+    first, count, pitch = np.concatenate(starts), np.concatenate(extents), np.concatenate(pitches)
+    order = np.lexsort((first, first % pitch, pitch))
+    return Axis(first[order], count[order], pitch[order], False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,9 +116,13 @@ class Grid:
 
     def first(self, mask: NDArray[np.bool_]) -> tuple[int, ...]:
         """Return the smallest index, in row-major order, of a mask that is not empty."""
-        # The smallest member of a cell is the tuple of the smallest members, and classes ascend by theirs.
-        cell = np.unravel_index(int(np.argmax(mask)), mask.shape) if mask.ndim else ()
-        return tuple(int(a.start[c]) for a, c in zip(self.axes, cell, strict=True))
+        index = []
+        for a in self.axes:
+            classes = np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))
+            lowest = classes[np.argmin(a.start[classes])]
+            index.append(int(a.start[lowest]))
+            mask = mask[lowest]
+        return tuple(index)
 
     def boxes(self, label: NDArray[np.int64], limit: int) -> tuple[list[CellBox], int]:
         """Cut each set of equally labelled cells into boxes; cells labelled 0 are left out.
@@ -118,7 +132,7 @@ class Grid:
             limit: Number of boxes to list at most.
 
         Returns:
-            The boxes in row-major order of their first cells, and how many more single cells were left.
+            The boxes in the order of their first cells, and how many more single cells were left.
         """
         free = np.asarray(label != 0)
         found: list[CellBox] = []
@@ -143,9 +157,7 @@ class Grid:
         ends = [c + 1 for c in corner]
         wanted = label[corner]
         for d in reversed(range(len(corner))):
-            if not self.axes[d].dense:
-                continue
-            while ends[d] < label.shape[d]:
+            while ends[d] < label.shape[d] and self.axes[d].continues(ends[d]):
                 window = tuple(
                     slice(ends[d], ends[d] + 1) if x == d else slice(corner[x], ends[x]) for x in range(len(corner))
                 )
@@ -157,9 +169,10 @@ class Grid:
     def _box(self, label: int, corner: tuple[int, ...], ends: list[int]) -> CellBox:
         start, extent, step = [], [], []
         for a, c, e in zip(self.axes, corner, ends, strict=True):
+            members = int(a.extent[c:e].sum())
             start.append(int(a.start[c]))
-            extent.append(int(a.extent[c:e].sum()))
-            step.append(int(a.step[c]))
+            extent.append(members)
+            step.append(int(a.pitch[c]) if members > 1 else 1)
         return CellBox(label, tuple(start), tuple(extent), tuple(step))
 
 

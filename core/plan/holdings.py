@@ -67,7 +67,8 @@ def gather(layouts: Sequence[Layout], numbers: Sequence[Int64], wanted: Mask) ->
     ranks: list[Int64] = []
     width = max((layout.ndim for layout in layouts), default=0)
     for place, (layout, number) in enumerate(zip(layouts, numbers, strict=True)):
-        listed = (number >= 0) & wanted[number] if len(number) else np.zeros(0, np.bool_)
+        listed = np.zeros(len(number), np.bool_)
+        listed[number >= 0] = wanted[number[number >= 0]]
         if not listed.any():
             continue
         pieces = pieces_of(layout)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from weightd.core.errors import InternalInvariantBroken
-from weightd.core.layout.boxes import Pieces
+from weightd.core.layout.boxes import Pieces, widened
 from weightd.core.layout.columns import Int64
 from weightd.core.layout.intersect import Overlaps, intersect
 from weightd.core.plan.buckets import Packed, pack_buckets
@@ -97,10 +97,12 @@ class _NodeWork:
         self._proof = proof
         self._node = node
         self._ranks = ranks
-        self._needs, self._rank_of_need = proof.needs(ranks)
+        needs, self._rank_of_need = proof.needs(ranks)
         wanted = np.zeros(len(proof.catalog.tensors), np.bool_)
-        wanted[self._needs.tensor] = True
-        self._boxes = proof.sources(wanted)
+        wanted[needs.tensor] = True
+        boxes = proof.sources(wanted)
+        width = max(needs.ndim, boxes.pieces.ndim)  # a side may be wider by tensors that are not looked at
+        self._needs, self._boxes = widened(needs, width), replace(boxes, pieces=widened(boxes.pieces, width))
         self._held = _Held.of(proof, self._boxes)
         self._holders = holders_of(self._boxes)
         box = self._boxes.representatives

@@ -8,7 +8,7 @@ from tests.property.worlds import topology_of
 from weightd.core.errors import InternalInvariantBroken, Refused, WeightdError
 from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.columns import Layout
-from weightd.core.plan import proof as proof_module
+from weightd.core.plan import court
 from weightd.core.plan.proof import CoverageProof, prove_coverage
 from weightd.core.plan.violations import (
     DescriptionConflict,
@@ -202,7 +202,7 @@ def test_tensors_judged_in_several_blocks_give_one_report(monkeypatch: pytest.Mo
     trainers = [shard("slot", *lacking)]
     trainers = [replace(trainers[0], extent=trainers[0].extent - 1)]
     at_once = refusal(trainers, [shard("param", *names)])
-    monkeypatch.setattr(proof_module, "BLOCK_PIECES", 2)
+    monkeypatch.setattr(court, "BLOCK_PIECES", 2)
 
     errors = refusal(trainers, [shard("param", *names)])
 
