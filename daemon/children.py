@@ -89,14 +89,15 @@ class Child:
     def listen(self, heard: queue.Queue[Heard]) -> None:
         """Put every line of its output, then its end, into ``heard``; runs in a thread of its own."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            try:
-                said = msgspec.json.decode(line, type=dict[str, Any])
-            except msgspec.DecodeError:
-                with self.log.open("ab") as log:
-                    log.write(line)
-                continue
-            heard.put(Heard(self.name, said))
+        with self._process.stdout as lines:
+            for line in lines:
+                try:
+                    said = msgspec.json.decode(line, type=dict[str, Any])
+                except msgspec.DecodeError:
+                    with self.log.open("ab") as log:
+                        log.write(line)
+                    continue
+                heard.put(Heard(self.name, said))
         heard.put(Heard(self.name, None, self._process.wait()))
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -163,10 +164,10 @@ class Children:
     def stop_all(self, grace_s: float = _GRACE_S) -> None:
         """Ask all to stop, wait for ``grace_s`` in all, and kill what is left."""
         end = time.monotonic() + grace_s
-        living = [child for child in reversed(self._children.values()) if child.status is None]
-        for child in living:
+        children = list(reversed(self._children.values()))
+        for child in children:
             child.stop()
-        for child in living:
+        for child in children:
             if child.wait(max(end - time.monotonic(), 0.0)) is None:
                 child.send_signal(signal.SIGKILL)
                 child.wait(_GRACE_S)

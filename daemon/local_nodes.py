@@ -7,8 +7,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from weightd.daemon.children import Child, Children
+from weightd.daemon.status.client import ask_status
+from weightd.link.faults import DaemonAbsent
+from weightd.link.finding import daemon_paths
+
+_TRY_S = 0.3
 
 
 class NodeNotUp(Exception):
@@ -60,7 +66,7 @@ class LocalNodes:
         return children.start(self.child_name(name), argv, {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
 
     def wait_until_up(self, children: Children, timeout_s: float = 20.0) -> None:
-        """Return when every daemon takes connections of hooks.
+        """Return when every daemon answers.
 
         Raises:
             NodeNotUp: One ended, or ``timeout_s`` passed; with the end of its log.
@@ -68,20 +74,24 @@ class LocalNodes:
         end = time.monotonic() + timeout_s
         for name in self.names:
             child = children[self.child_name(name)]
-            while not all(_listens(self.runtime_dir(name) / s) for s in ("control.sock", "fd.sock")):
+            while not self._answers(name):
                 if child.status is not None:
                     raise NodeNotUp(f"the daemon of node {name} ended with {child.status}:\n{child.log_tail()}")
                 if time.monotonic() > end:
                     raise NodeNotUp(f"the daemon of node {name} is not up after {timeout_s} s:\n{child.log_tail()}")
-                time.sleep(0.02)
 
+    def status(self, name: str, timeout_s: float = 5.0) -> dict[str, Any]:
+        """Return the status document of a node's daemon.
 
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as s:
-        s.settimeout(1.0)
+        Raises:
+            DaemonAbsent: It does not answer within ``timeout_s``.
+        """
+        return ask_status(daemon_paths(self.socket(name)), timeout_s)
+
+    def _answers(self, name: str) -> bool:
         try:
-            s.connect(str(path))
-        except OSError:
+            self.status(name, _TRY_S)
+        except DaemonAbsent:
             return False
         return True
 

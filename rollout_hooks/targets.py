@@ -139,7 +139,7 @@ def _refuse_unwritable(who: str, name: str, tensor: Tensor) -> None:
         found = f"its layout is {tensor.layout}"
     elif _dtype(tensor) not in DTYPES:
         found = f"its element type is {tensor.dtype}"
-    elif any(n > 1 and stride <= 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    elif tensor.numel() and any(n > 1 and s <= 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
         found = f"shape {tuple(tensor.shape)} with strides {tensor.stride()}: expanded, one memory for many indices"
     if found:
         raise UnsupportedTarget(who, name, found, _SUPPORTED)

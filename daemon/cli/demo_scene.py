@@ -22,8 +22,6 @@ from weightd.daemon.cli.demo_sizes import (
     write_sizes,
 )
 from weightd.daemon.local_nodes import LocalNodes
-from weightd.daemon.status.client import ask_status
-from weightd.link.finding import daemon_paths
 
 TRAINERS = tuple(f"trainer-{r}" for r in range(len(TRAINER_NODES)))
 ENGINES = tuple(f"{ENGINE}-{k}" for k in range(len(ENGINE_NODES)))
@@ -235,6 +233,5 @@ class Scene:
 
 def run_status(nodes: LocalNodes, run: str) -> dict[str, Any]:
     """Return what the leading daemon says of a run."""
-    document = ask_status(daemon_paths(nodes.socket(TRAINER_NODES[0])), STATUS_S)
-    found: dict[str, Any] = document["runs"][run]
+    found: dict[str, Any] = nodes.status(TRAINER_NODES[0], STATUS_S)["runs"][run]
     return found

@@ -21,13 +21,13 @@ LEFT_OUT = 3
 
 # Nothing divides by four ranks: not the hidden size, the MLP, the heads of keys and values, or the vocabulary.
 MODEL: dict[str, Any] = {
-    "vocab_size": 5003,
-    "hidden_size": 486,
-    "intermediate_size": 18 * 71,
-    "num_hidden_layers": 4,
+    "vocab_size": 3001,
+    "hidden_size": 294,
+    "intermediate_size": 18 * 43,
+    "num_hidden_layers": 3,
     "num_attention_heads": 12,
     "num_key_value_heads": 6,
-    "head_dim": 38,
+    "head_dim": 26,
     "tie_word_embeddings": False,
 }
 
@@ -38,9 +38,9 @@ ENGINE_CUT: dict[str, Any] = {
     "head_dim": MODEL["head_dim"],
     "heads": [4, 4, 2, 2],
     "kv_heads": [2, 2, 1, 1],
-    "intermediate": [5 * 71, 5 * 71, 4 * 71, 4 * 71],
+    "intermediate": [5 * 43, 5 * 43, 4 * 43, 4 * 43],
     "vocab_size": MODEL["vocab_size"],
-    "vocab_rows": 1264,  # 5003 rows padded to 79 blocks of 64
+    "vocab_rows": 752,  # 3001 rows padded to 47 blocks of 64
 }
 
 ENGINES_DECLARED = {ENGINE: len(ENGINE_NODES)}
