@@ -134,7 +134,7 @@ def main() -> None:
     topo = topology(a.ranks, min(a.ranks, 8))
     ranks = [RolloutRank(EngineId("E0"), EngineRank(k)) for k in range(a.ranks)]
     rollouts = {r: rollout_layout(tables[r.k // TENSOR_PARTS], a.layers, r.k % TENSOR_PARTS) for r in ranks}
-    before = peak_mib()
+    before, cpu = peak_mib(), time.process_time()
 
     def prove() -> CoverageProof:
         return prove_coverage(topo, trainers, rollouts, only=None if whole else ranks)
@@ -156,6 +156,7 @@ def main() -> None:
         "prove_s": round(prove_s, 3),
         "plan_s": round(plan_s, 3),
         "total_s": round(prove_s + plan_s, 3),
+        "cpu_s": round(time.process_time() - cpu, 3),  # what the same takes on a machine that does nothing else
         "layouts_mib": round(before),
         "peak_mib": round(after),
     }
