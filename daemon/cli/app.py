@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import typer
 
 from weightd.core.errors import WeightdError
+from weightd.daemon.cli.demo import demo
 from weightd.daemon.cli.keygen import keygen
 from weightd.daemon.cli.plan import plan
 from weightd.daemon.cli.serve import serve
 from weightd.daemon.cli.status import status
 
-COMMANDS = (serve, status, plan, keygen)
+COMMANDS = (serve, status, plan, demo, keygen)
 """Every command; its function's name is the command's."""
 
 app = typer.Typer(

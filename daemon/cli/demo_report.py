@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -16,7 +17,7 @@ NUMBERS = range(1, VERSIONS + 1)
 
 def verdict_table(outcome: Outcome) -> Table:
     """Return one row an engine rank: what it holds, and whether each version arrived byte by byte."""
-    table = Table(title="every engine rank against slices of full_tensor()", title_justify="left")
+    table = _table("every engine rank against slices of full_tensor()")
     for heading in ("rank", "node", "parameters", "bytes", *(f"version {v}" for v in NUMBERS)):
         table.add_column(heading, justify="right" if heading in ("parameters", "bytes") else "left")
     for rank, node in zip(ENGINES, ENGINE_NODES, strict=True):
@@ -27,6 +28,12 @@ def verdict_table(outcome: Outcome) -> Table:
     return table
 
 
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+
+
 def _verdict(said: dict[str, Any] | None) -> str:
     if said is None:
         return "not received"
@@ -35,21 +42,17 @@ def _verdict(said: dict[str, Any] | None) -> str:
 
 def version_table(outcome: Outcome) -> Table:
     """Return one row a version, from the leading daemon's records."""
-    table = Table(title="versions", title_justify="left")
-    headings = ("version", "stage", "seconds", "engines paused", "over the wire", "copied", "η", "α", "κ", "σ")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    table = _table("versions, from the first publish to the commit")
+    for heading in ("version", "stage", "seconds", "paused", "on the wire", "η", "α", "κ", "σ"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right", no_wrap=True)
     for row in outcome.versions:
-        paused = max(
-            (r[row["version"]]["seconds"] for r in outcome.compared.values() if row["version"] in r), default=0
-        )
+        stood = [said[row["version"]]["seconds"] for said in outcome.compared.values() if row["version"] in said]
         table.add_row(
             str(row["version"]),
             row["stage"],
             _number(row["update_s"]),
-            f"{paused:.3f}",
+            _number(max(stood, default=None)),
             binary_size(row["wire_nbytes"]),
-            binary_size(row["copied_nbytes"]),
             *(_number(row[ratio]) for ratio in ("eta", "alpha", "kappa", "sigma")),
         )
     return table
@@ -60,8 +63,10 @@ def _number(value: float | None) -> str:
 
 
 RATIOS = """\
-η: time of one memcpy of the largest rank's bytes over the time from publish to commit; α: bytes on the wire over
-those that had to cross, each once per node; κ: bytes copied inside nodes over those that the ranks need;
+seconds: publish to commit; paused: the longest that an engine rank stood still
+η: one memcpy of the largest rank's bytes, over the seconds
+α: bytes on the wire over those that had to cross, each once per node
+κ: bytes copied inside nodes over those that the ranks need
 σ: share of the time in which engines stood paused"""
 
 

@@ -107,13 +107,14 @@ class Scene:
             SceneFailed: A process failed, or something took too long.
         """
         write_sizes(self._folder)
+        self._tell(f"starting {len(NODES)} daemons, {len(TRAINERS)} trainer ranks and {len(ENGINES)} engine ranks")
         nodes = self._start_daemons("delivery", {})
         for name in NODE_OF:
             self._start_rank(name)
         nodes.wait_until_up(self._children)
         self._tell(f"daemons of nodes {' and '.join(NODES)} are up")
         self._gather("ready", NODE_OF, READY_S, "import torch")
-        self._tell(f"{len(TRAINERS)} trainer ranks and {len(ENGINES)} engine ranks are up, two of each on each node")
+        self._tell("all ranks have imported torch: two trainer ranks and two engine ranks on each node")
         began = time.monotonic()
         self._order(NODE_OF, "delivery", nodes)
         self._gather("finished", NODE_OF, DELIVERY_S, "deliver three versions")
@@ -191,10 +192,14 @@ class Scene:
         if self._nodes is None:
             return ""
         try:
-            run = run_status(self._nodes, self._run)
+            leader = run_status(self._nodes, self._run)["leader"]
         except (WeightdError, KeyError):
             return ""
-        return str(run)
+        if leader is None:
+            return ""
+        version = f"version {leader['version']} " if leader["version"] else ""
+        waiting = f", waiting for {', '.join(leader['waiting_for'])}" if leader["waiting_for"] else ""
+        return f" ({version}{leader['stage']} for {leader['age_s']} s{waiting})"
 
     def _ended(self, heard: Heard) -> None:
         if heard.status == 0:
@@ -206,6 +211,8 @@ class Scene:
         match said["event"]:
             case "failed":
                 raise SceneFailed(f"{child}: {said['text']}")
+            case "trained" if child == TRAINERS[0]:
+                self._tell(f"step {said['step']} trained, loss {said['loss']:.3f}, {said['seconds']:.1f} s")
             case "published":
                 self.outcome.published.setdefault(child, {})[said["version"]] = said
                 self._tell_once_whole(self.outcome.published, TRAINERS, said, "published", "by {n} trainer ranks")
