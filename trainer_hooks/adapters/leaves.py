@@ -48,11 +48,11 @@ def leaves_of(source: Source) -> tuple[Leaf, ...]:
     """
     if isinstance(source, nn.Module):
         return tuple(_of_module(source))
-    pairs: list[tuple[str, Tensor]] = list(source.items()) if isinstance(source, Mapping) else list(source)
-    if len({name for name, _ in pairs}) != len(pairs):
-        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
-        raise NamesCollide(twice, (twice, twice))
-    table: dict[str, Tensor | None] = {**dict(pairs)}
+    table: dict[str, Tensor | None] = {}
+    for name, tensor in source.items() if isinstance(source, Mapping) else source:
+        if name in table:
+            raise NamesCollide(str(name), (str(name), str(name)))
+        table[str(name)] = tensor
     names = canonical_names(table)
     return tuple(Leaf(names[key], key, table, key) for key in table)
 

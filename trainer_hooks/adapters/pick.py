@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -48,6 +49,6 @@ def _identity(leaf: Leaf, managed: ShardedParams) -> object:
     if param is not None:
         return id(param)
     tensor: Tensor = leaf.read()
-    if isinstance(tensor, DTensor) or tensor.is_meta or tensor.numel() == 0:
-        return id(tensor)
+    if isinstance(tensor, DTensor) or tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
+        return id(tensor)  # without memory to be found again by
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
