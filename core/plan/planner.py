@@ -212,20 +212,19 @@ class _NodeWork:
 
     def _landed(self, meets: Overlaps, cut: Cells, packed: Packed, strides: Int64, size: Int64) -> Copies:
         """Return the copies from the landing, one per part and cell."""
-        cell, need = cut.cells.take(cut.cell), self._needs.take(meets.target[cut.part])
-        box = self._box.take(cell.box)
-        start = box.start + cell.start * box.step
-        step = np.where(cell.extent > 1, cell.step * box.step, 1)
-        size = size[cut.cell]
-        many = cell.extent > 1
+        use, cell, need = cut.uses, cut.cells.take(cut.cell), self._needs.take(meets.target[cut.part])
+        box = self._box.take(use.box)
+        start = box.start + use.start * box.step
+        step, many = use.step * box.step, use.extent > 1
+        size, stride = size[cut.cell], strides[cut.cell]
         return Copies(
-            source=np.full(len(cell), LANDING, np.int64),
-            source_offset=packed.cell_offset[cut.cell],
-            source_stride=strides[cut.cell],
+            source=np.full(len(use), LANDING, np.int64),
+            source_offset=packed.cell_offset[cut.cell] + ((use.start - cell.start) // cell.step * stride).sum(axis=1),
+            source_stride=np.where(many, use.step // cell.step * stride, 0),
             target=need.buffer,
             target_offset=(need.offset + ((start - need.start) // need.step * need.stride).sum(axis=1)) * size,
             target_stride=np.where(many, step // need.step * need.stride, 0) * size[:, None],
-            extent=cell.extent,
+            extent=use.extent,
             itemsize=size,
         )
 

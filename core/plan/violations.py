@@ -242,7 +242,7 @@ class NamesUnmatched(ElementError):
         source_total: Different tensors of the trainer.
         source_matched: Those known to a rollout rank.
         source_unused: Those declared unused as a whole; matched + unused + unmatched = total.
-        target_total: Different names of the rollout ranks.
+        target_total: Different tensors of the rollout ranks.
         target_matched: Those known to the trainer.
         target_kept: Those that their engines keep; matched + kept + unmatched = total.
     """

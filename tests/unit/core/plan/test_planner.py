@@ -50,6 +50,7 @@ def test_several_engines_of_a_node_share_what_crosses(proof: CoverageProof) -> N
 
     # Both engines together need each of the 48 elements twice; each crosses once.
     assert [(b.source_node, b.nbytes) for b in plan.fetch.buckets] == [("a", 48), ("b", 48)]
+    assert plan.fetch.gather.extent.tolist() == [[1, 1, 24]] * 2  # columns of all ranks together: read in one go
     assert deliver(plan, pools(proof.trainer_layouts, {"w": FULL}), proof.rollout_layouts) == {
         r: expected(proof.rollout_layouts[r], {"w": FULL}) for r in proof.ranks
     }
