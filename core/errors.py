@@ -65,7 +65,8 @@ class WireError(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     causes: tuple[WireError, ...] = ()
 
 
-_BY_CODE: dict[str, type[WeightdError]] = {}
+_BY_CODE: dict[str, list[type[WeightdError]]] = {}
+"""Classes by code; where the specification gives two errors one code, their fields tell them apart."""
 
 
 @dataclass(eq=False)
@@ -78,7 +79,7 @@ class WeightdError(Exception):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "code" in cls.__dict__:
-            _BY_CODE[cls.code] = cls
+            _BY_CODE.setdefault(cls.code, []).append(cls)
 
     def __post_init__(self) -> None:
         # args hold the fields, so that copying and re-raising across processes rebuild the error.
@@ -128,19 +129,22 @@ def _schema(cls: type[WeightdError]) -> type[msgspec.Struct]:
 
 
 def error_from_wire(wire: WireError) -> WeightdError:
-    """Return the error that ``wire`` describes, of its own class where the code is known."""
-    cls = _BY_CODE.get(wire.code)
-    if cls is None:
-        return UnknownRemoteError(wire.code, wire.text)
-    try:
-        return cls._from_fields(wire.fields, wire)
-    except (msgspec.ValidationError, TypeError, KeyError):
-        return UnknownRemoteError(wire.code, wire.text)
+    """Return the error that ``wire`` describes, of its own class where code and fields are those of one."""
+
+    def strangeness(cls: type[WeightdError]) -> int:
+        return len({f.name for f in dataclasses.fields(cls)} ^ wire.fields.keys())
+
+    for cls in sorted(_BY_CODE.get(wire.code, ()), key=strangeness):
+        try:
+            return cls._from_fields(wire.fields, wire)
+        except (msgspec.ValidationError, TypeError, KeyError):
+            continue
+    return UnknownRemoteError(wire.code, wire.text)
 
 
-def known_codes() -> dict[str, type[WeightdError]]:
-    """Return every registered error class by its code."""
-    return dict(_BY_CODE)
+def known_codes() -> dict[str, tuple[type[WeightdError], ...]]:
+    """Return every registered error class, by code."""
+    return {code: tuple(classes) for code, classes in _BY_CODE.items()}
 
 
 def some(values: Iterable[object], shown: int = SHOWN) -> str:
@@ -192,7 +196,11 @@ class UnknownRemoteError(WeightdError):
     text: str
 
     def story(self) -> Story:
-        return Story(what=f"peer reports {self.remote_code}: {self.text}")
+        """Return the lines of the text."""
+        return Story(what=self.text.removeprefix(f"{self.remote_code}: "))
+
+    def __str__(self) -> str:
+        return f"{self.remote_code}: {self.story().what}"
 
 
 @dataclass(eq=False)
@@ -213,7 +221,9 @@ class Refused(WeightdError):
     def story(self) -> Story:
         n = len(self.violations)
         head = f"{self.subject} refused: {n} violation{'s' if n != 1 else ''}"
-        return Story(what="\n  ".join([head, *(str(v).replace("\n", "\n  ") for v in self.violations)]), effect=self.effect)
+        return Story(
+            what="\n  ".join([head, *(str(v).replace("\n", "\n  ") for v in self.violations)]), effect=self.effect
+        )
 
     def fields(self) -> dict[str, Plain]:
         return {"subject": self.subject, "effect": self.effect, "codes": [v.code for v in self.violations]}
@@ -264,4 +274,6 @@ class InternalInvariantBroken(WeightdError):
     facts: str
 
     def story(self) -> Story:
-        return Story(what=f"invariant {self.rule} does not hold: {self.facts}", next="please report this with the log around it")
+        return Story(
+            what=f"invariant {self.rule} does not hold: {self.facts}", next="please report this with the log around it"
+        )

@@ -19,7 +19,7 @@ class BudgetExceeded(WeightdError):
         limit_nbytes: The budget of the node.
     """
 
-    code: ClassVar[str] = "E_BUDGET"
+    code: ClassVar[str] = "E_MEMORY_BUDGET"
     name: str
     nbytes: int
     taken_nbytes: int

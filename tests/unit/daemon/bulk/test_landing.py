@@ -171,5 +171,5 @@ def test_a_bit_of_several_buckets_says_nothing_of_one(landing: Landing) -> None:
 def test_the_text_of_a_budget_adds_up() -> None:
     error = BudgetExceeded("the landing of run grpo-7", 6 << 30, 3 << 30, 8 << 30)
 
-    check_golden("errors/E_BUDGET", str(error))
+    check_golden("errors/E_MEMORY_BUDGET", str(error))
     assert str(error) == str(error_from_wire(error.to_wire()))
