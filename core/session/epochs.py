@@ -169,13 +169,14 @@ class Epochs:
         """Forget what is under way and do not try these members again."""
         self.upcoming, self._hopeless = None, spec
 
-    def adopt(self) -> EpochSpec:
-        """Make the ready epoch the adopted one."""
-        assert self.upcoming is not None, "only a ready epoch is adopted"
-        self.adopted, self.rank_nbytes = self.upcoming.spec, self.upcoming.rank_nbytes
-        self._last_places.update({RolloutRank(p.engine, p.k): p for p in self.adopted.receivers})
-        self.upcoming, self._hopeless = None, None
-        return self.adopted
+    def adopt(self, ready: Upcoming) -> EpochSpec:
+        """Make a ready epoch the adopted one; what came under way while it was journaled stays so."""
+        self.adopted, self.rank_nbytes = ready.spec, ready.rank_nbytes
+        self._last_places.update({RolloutRank(p.engine, p.k): p for p in ready.spec.receivers})
+        self._hopeless = None
+        if self.upcoming is ready:
+            self.upcoming = None
+        return ready.spec
 
     # ------------------------------------------------------------ inside
 

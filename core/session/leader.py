@@ -115,6 +115,7 @@ class LeaderMachine:
         self._stopped: str | None = None
         self._told: Goal | None = None
         self._beat_at = 0.0
+        self._seen_at = 0.0
 
     # ------------------------------------------------------------ the doors
 
@@ -156,7 +157,8 @@ class LeaderMachine:
         if self._began_at is None:
             return 0.0
         ends = [self._beat_at, self._stages.ends_at(), self._attaching.deadline()]
-        return min(e for e in ends if e is not None)
+        # One that has passed was looked at, and waits for something else; the next beat looks again.
+        return min(e for e in ends if e is not None and e > self._seen_at)
 
     @property
     def term(self) -> Term:
@@ -289,6 +291,7 @@ class LeaderMachine:
     # ------------------------------------------------------------ turning the crank
 
     def _settle(self, now: float) -> list[LeaderEffect]:
+        self._seen_at = now
         if self._leads:
             self._advance(now)
         elif self._stopped is None:

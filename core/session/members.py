@@ -8,6 +8,7 @@ is repeated, never the judgement.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from weightd.core.roster.hello import check_hello
@@ -51,7 +52,11 @@ def expected_ranks(roster: Roster) -> tuple[Who, ...]:
 
 def engine_ranks(roster: Roster, engine: EngineId) -> tuple[RolloutRank, ...]:
     """Return the ranks of one declared engine."""
-    size = next(e.size for e in roster.engines if e.id == engine)
+    return _ranks(engine, next(e.size for e in roster.engines if e.id == engine))
+
+
+@lru_cache(maxsize=4096)
+def _ranks(engine: EngineId, size: int) -> tuple[RolloutRank, ...]:
     return tuple(RolloutRank(engine, EngineRank(k)) for k in range(size))
 
 

@@ -25,6 +25,7 @@ from weightd.core.session.view import rank_name
 from weightd.core.units import NO_KEY, EngineId, RolloutRank, VersionKey
 
 if TYPE_CHECKING:
+    from weightd.core.session.epochs import Upcoming
     from weightd.core.session.run_state import RunState
     from weightd.core.session.turns import EngineTurn
     from weightd.core.units import NodeId
@@ -64,6 +65,9 @@ class Stages:
     def ends_at(self) -> float | None:
         """Return when the stage, or what it waits for, ends by itself; None in the quiet stages."""
         s = self._s
+        writing = s.journal.awaited()
+        if writing is not None:
+            return writing.at + s.limits.restart_s
         match s.stage:
             case "collecting":
                 return s.since + s.limits.collect_s
@@ -112,12 +116,12 @@ class Stages:
         upcoming = s.epochs.upcoming
         assert upcoming is not None, "only a ready epoch is adopted"
         nbytes = tuple((str(w.engine), int(w.k), n) for w, n in upcoming.rank_nbytes.items())
-        s.write(EpochTaken(upcoming.spec, nbytes), now, self._adopted)
+        s.write(EpochTaken(upcoming.spec, nbytes), now, lambda at: self._adopted(upcoming, at))
 
-    def _adopted(self, now: float) -> None:
+    def _adopted(self, ready: Upcoming, now: float) -> None:
         """The epoch is journaled: it is the run's, and every engine whose ranks changed is looked at anew."""
         s = self._s
-        spec = s.epochs.adopt()
+        spec = s.epochs.adopt(ready)
         for engine in spec_engines(spec):
             turn = s.turns.get(engine)
             if turn is None or turn.seats != s.seats(engine):

@@ -56,13 +56,28 @@ HERE = Presence("here")
 
 @dataclass(slots=True)
 class _Heard:
-    """The newest report of a node."""
+    """The newest report of a node, and where to find what in it."""
 
     boot: Boot
     report: NodeReport
     at: float
     seq: int
     earlier_boots: set[Boot] = field(default_factory=set)
+    receivers: dict[tuple[Who, Boot], ReceiverEntry] = field(default_factory=dict)
+    trainers: dict[tuple[Who, Boot], TrainerEntry] = field(default_factory=dict)
+    roles: set[Who] = field(default_factory=set)
+    lost: dict[tuple[str, Boot], str] = field(default_factory=dict)
+
+    def read(self) -> None:
+        """Index the report."""
+        self.receivers = {(RolloutRank(e.engine, e.k), e.boot): e for e in self.report.receivers}
+        self.trainers = {(e.rank, e.boot): e for e in self.report.trainers}
+        self.roles = {who for who, _ in (*self.receivers, *self.trainers)}
+        self.lost = {(x.who, x.boot): x.why for x in self.report.lost}
+
+    def entry(self, who: Who, boot: Boot) -> TrainerEntry | ReceiverEntry | None:
+        """Return the incarnation of a rank."""
+        return self.receivers.get((who, boot)) if isinstance(who, RolloutRank) else self.trainers.get((who, boot))
 
 
 class View:
@@ -82,6 +97,7 @@ class View:
         heard = self._heard.get(report.node)
         if heard is None:
             self._heard[report.node] = _Heard(boot, report, now, seq)
+            self._heard[report.node].read()
             return True
         if boot in heard.earlier_boots or (boot == heard.boot and 0 < seq <= heard.seq):
             self.late_reports += 1
@@ -89,6 +105,7 @@ class View:
         if boot != heard.boot:
             heard.earlier_boots.add(heard.boot)
         heard.boot, heard.report, heard.at, heard.seq = boot, report, now, seq
+        heard.read()
         return True
 
     def note_missing(self, expected: list[Registration], now: float) -> None:
@@ -96,7 +113,7 @@ class View:
         missed: dict[tuple[Who, Boot], float] = {}
         for r in expected:
             heard = self._heard.get(r.node)
-            if heard is not None and self._entry(heard.report, r.who, r.boot) is None:
+            if heard is not None and heard.entry(r.who, r.boot) is None:
                 missed[r.who, r.boot] = self._missed_since.get((r.who, r.boot), now)
         self._missed_since = missed
 
@@ -125,13 +142,13 @@ class View:
         """Return whether the incarnation ``boot`` of a rank is there."""
         heard = self._heard.get(node)
         if heard is not None:
-            ended = self._ended(heard.report, who, boot)
+            ended = self._ended(heard, who, boot)
             if ended is not None:
                 return ended
         daemon = self.node(node, now)
         if daemon.kind != "here" or heard is None:
             return daemon
-        if self._entry(heard.report, who, boot) is not None:
+        if heard.entry(who, boot) is not None:
             return HERE
         since = self._missed_since.get((who, boot), now)
         why = f"its daemon on node {node} is up and it has not come back"
@@ -139,15 +156,13 @@ class View:
 
     def receiver(self, who: RolloutRank, node: NodeId, boot: Boot) -> ReceiverEntry | None:
         """Return the last known state of a rollout rank's incarnation."""
-        report = self.report(node)
-        entry = None if report is None else self._entry(report, who, boot)
-        return entry if isinstance(entry, ReceiverEntry) else None
+        heard = self._heard.get(node)
+        return None if heard is None else heard.receivers.get((who, boot))
 
     def trainer(self, rank: TrainerRank, node: NodeId, boot: Boot) -> TrainerEntry | None:
         """Return the last known state of a trainer rank's incarnation, ended ones with bytes included."""
-        report = self.report(node)
-        entry = None if report is None else self._entry(report, rank, boot)
-        return entry if isinstance(entry, TrainerEntry) else None
+        heard = self._heard.get(node)
+        return None if heard is None else heard.trainers.get((rank, boot))
 
     def slot_with(self, rank: TrainerRank, node: NodeId, boot: Boot, key: VersionKey) -> SlotState | None:
         """Return the slot of a trainer rank that holds ``key``."""
@@ -164,27 +179,15 @@ class View:
     # ------------------------------------------------------------ inside
 
     @staticmethod
-    def _entry(report: NodeReport, who: Who, boot: Boot) -> TrainerEntry | ReceiverEntry | None:
-        if isinstance(who, RolloutRank):
-            return next((e for e in report.receivers if role_of(e) == who and e.boot == boot), None)
-        return next((e for e in report.trainers if e.rank == who and e.boot == boot), None)
-
-    @staticmethod
-    def _replaced(report: NodeReport, who: Who) -> bool:
-        if isinstance(who, RolloutRank):
-            return any(role_of(e) == who for e in report.receivers)
-        return any(e.rank == who for e in report.trainers)
-
-    def _ended(self, report: NodeReport, who: Who, boot: Boot) -> Presence | None:
+    def _ended(heard: _Heard, who: Who, boot: Boot) -> Presence | None:
         """Return how a process was seen to end, if it was."""
-        name = rank_name(who)
-        for lost in report.lost:
-            if lost.who == name and lost.boot == boot:
-                return Presence("gone", 0.0, lost.why, died=True)
-        entry = self._entry(report, who, boot)
+        why = heard.lost.get((rank_name(who), boot)) if heard.lost else None
+        if why is not None:
+            return Presence("gone", 0.0, why, died=True)
+        entry = heard.entry(who, boot)
         if isinstance(entry, TrainerEntry) and not entry.alive:
             return Presence("gone", 0.0, "its process ended; its slots are held", died=True)
-        if entry is None and self._replaced(report, who):
+        if entry is None and who in heard.roles:
             return Presence("gone", 0.0, "its process was replaced by another", died=True)
         return None
 
