@@ -213,7 +213,7 @@ def _lies_in(layout: Layout, elements: Int64) -> Mask:
     bound = np.maximum(elements, 1)[:, None]
     sane = (stride >= 0) & ((stride >= 1) | (hops == 0)) & ((hops == 0) | (stride <= bound // np.maximum(hops, 1)))
     reach = np.where(sane, hops * np.where(sane & (hops > 0), stride, 0), 0).sum(axis=1)
-    within = (offset >= 0) & (offset < elements) & (reach < elements)
+    within = (offset >= 0) & (offset < elements)
     result: Mask = sane.all(axis=1) & within & (np.where(within, offset + reach, 0) < elements)
     return result
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-import msgpack
 import numpy as np
 
 from weightd.core.layout.boxes import pieces_of, tidy
+from weightd.core.layout.packing import packed
 
 if TYPE_CHECKING:
     from weightd.core.layout.columns import Layout
@@ -40,7 +40,7 @@ def layout_digest(layout: Layout) -> str:
         layout.kept,
         [layout.pieces, layout.ndim],
     ]
-    state.update(msgpack.packb(tables))
+    state.update(packed(tables))
     pieces = tidy(pieces_of(layout))
     for column in (
         pieces.tensor,

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import msgpack
 import msgspec
 
 from weightd.core.layout.faults import MalformedLayout
 from weightd.core.layout.message import DEFAULT_LIMITS, decode_layout, encode_layout, unpacked
+from weightd.core.layout.packing import packed
 from weightd.core.units import EngineId, EngineRank, NodeId, RolloutRank, SlotName, TrainerRank
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def encode_file(file: LayoutFile) -> bytes:
         "slot": file.slot,
         "layout": encode_layout(file.layout),
     }
-    packed: bytes = msgpack.packb(header)
-    return MAGIC + packed
+    return MAGIC + packed(header)
 
 
 def decode_file(data: bytes, limits: LayoutLimits = DEFAULT_LIMITS) -> LayoutFile:

@@ -19,6 +19,7 @@ from weightd.core.layout.checks import MAX_NDIM, validate
 from weightd.core.layout.columns import BufferInfo, Layout, RowRange, TensorInfo, Unused
 from weightd.core.layout.digest import layout_digest
 from weightd.core.layout.faults import MalformedLayout
+from weightd.core.layout.packing import packed
 
 if TYPE_CHECKING:
     from weightd.core.layout.columns import Int64
@@ -115,8 +116,7 @@ def encode_layout(layout: Layout) -> bytes:
         "kept": layout.kept,
     }
     body |= {name: np.ascontiguousarray(getattr(layout, name), "<i8").tobytes() for name in (*_NARROW, *_WIDE)}
-    packed: bytes = msgpack.packb(body)
-    return packed
+    return packed(body)
 
 
 def decode_layout(data: bytes, limits: LayoutLimits = DEFAULT_LIMITS, whose: str = "layout") -> Layout:

@@ -26,6 +26,7 @@ from weightd.core.layout.flat import expand_flat, flat_range
 from weightd.core.layout.intersect import Overlaps, intersect
 from weightd.core.layout.message import decode_layout, encode_layout
 from weightd.core.layout.moves import Moves, coalesce, to_copy_dims
+from weightd.core.layout.packing import packed
 from weightd.core.layout.reshape import merge_dims, split_dim
 from weightd.core.units import TrainerRank
 
@@ -394,7 +395,7 @@ def test_values_that_were_changed_are_refused_or_still_a_layout(data: Data) -> N
         else:
             message[key] = data.draw(st.sampled_from(HOSTILE))
 
-    _decodes_or_refuses(msgpack.packb(message))
+    _decodes_or_refuses(packed(message))
 
 
 def _decodes_or_refuses(data: bytes) -> None:

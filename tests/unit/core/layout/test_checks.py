@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,12 @@ def test_a_piece_that_leaves_its_buffer_is_found(column: str, row: int, values: 
     assert [BufferOverrun] == _kinds(_with(column, row, values))
 
 
+def test_a_negative_stride_is_found_where_it_means_nothing_too() -> None:
+    single = replace(_with("extent", 0, [5, 1]), stride=np.array([[3, -1], [1, 0]], np.int64))
+
+    assert [BufferOverrun] == _kinds(single)
+
+
 @pytest.mark.parametrize("column", ["tensor", "buffer"])
 @pytest.mark.parametrize("value", [-1, 2, TOP])
 def test_a_piece_that_points_to_no_row_is_found(column: str, value: int) -> None:
@@ -136,8 +143,8 @@ def test_a_piece_in_a_buffer_of_another_type_is_found() -> None:
     assert (1, "v", "float32", "v", "uint32", 0) == tuple(fault.args)
 
 
-def replace_buffer(buffer: BufferInfo, **changes: object) -> BufferInfo:
-    fields = {name: getattr(buffer, name) for name in buffer.__struct_fields__}
+def replace_buffer(buffer: BufferInfo, **changes: Any) -> BufferInfo:
+    fields: dict[str, Any] = {name: getattr(buffer, name) for name in buffer.__struct_fields__}
     return BufferInfo(**(fields | changes))
 
 

@@ -12,6 +12,7 @@ from weightd.core.layout.digest import layout_digest
 from weightd.core.layout.faults import MalformedLayout
 from weightd.core.layout.files import MAGIC, LayoutFile, decode_file, encode_file, layout_file_name
 from weightd.core.layout.message import encode_layout
+from weightd.core.layout.packing import packed
 from weightd.core.units import EngineId, EngineRank, NodeId, RolloutRank, SlotName, TrainerRank
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def test_names_of_files() -> None:
 def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
     header = msgpack.unpackb(encode_file(_file(TrainerRank(3)))[len(MAGIC) :])
     change(header)
-    packed: bytes = msgpack.packb(header)
-    return MAGIC + packed
+    return MAGIC + packed(header)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_refused_layout_is_named_after_its_rank() -> None:
     def outside(header: dict[str, Any]) -> None:
         message = msgpack.unpackb(header["layout"])
         message["start"] = np.array([4, 0], "<i8").tobytes()
-        header["layout"] = msgpack.packb(message)
+        header["layout"] = packed(message)
         header.update(role="rollout", engine="E0")
 
     with pytest.raises(Refused, match=r"layout of rollout rank E0\[3\] refused"):

@@ -10,6 +10,7 @@ from weightd.core.errors import Refused
 from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.faults import MalformedLayout
 from weightd.core.layout.message import LayoutLimits, decode_layout, encode_layout
+from weightd.core.layout.packing import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +48,7 @@ def test_columns_are_little_endian_words_on_every_machine() -> None:
 def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
     message = msgpack.unpackb(encode_layout(_layout()))
     change(message)
-    packed: bytes = msgpack.packb(message)
-    return packed
+    return packed(message)
 
 
 @pytest.mark.parametrize(
