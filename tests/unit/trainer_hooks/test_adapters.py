@@ -117,7 +117,7 @@ def test_wrapped_module_that_is_not_supported_is_refused_as_a_whole() -> None:
     class FullyShardedDataParallel(nn.Module):
         pass
 
-    with pytest.raises(UnsupportedPlacement, match="decoder cannot be described: .*FullyShardedDataParallel"):
+    with pytest.raises(UnsupportedPlacement, match=r"decoder cannot be described: .*FullyShardedDataParallel"):
         holdings_of(nn.ModuleDict({"decoder": FullyShardedDataParallel()}))
 
 

@@ -31,7 +31,7 @@ def listed(size: int, *cuts: Cut) -> Indices:
 )
 def test_chunk_rule_over_four_ranks(size: int, expected: list[int]) -> None:
     assert [len(listed(size, Cut(4, r))) for r in range(4)] == expected
-    assert sum((listed(size, Cut(4, r)) for r in range(4)), []) == list(range(size))
+    assert [i for r in range(4) for i in listed(size, Cut(4, r))] == list(range(size))
 
 
 def test_last_of_seven_rows_is_on_tensor_parallel_rank_1() -> None:
