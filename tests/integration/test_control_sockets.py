@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 Context = zmq.Context[zmq.Socket[bytes]]
 QUICK = ControlLimits(linger_s=0.2, heartbeat_s=0.2, heartbeat_timeout_s=0.6)
-A, B = NodeId("node-a"), NodeId("node-b")
+A, B, C = NodeId("node-a"), NodeId("node-b"), NodeId("node-c")
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -144,6 +144,7 @@ async def test_an_oversize_frame_ends_the_connection_and_reaches_nobody(tmp_path
         await dealer.send([encode(note("trainer 3"))])  # on a connection made anew
 
         assert "trainer 3" == (await anext(router)).envelope.sender
+        assert {} == dict(router.refused)  # it never came this far
 
 
 async def test_a_flood_is_cut_to_its_rate(tmp_path: Path) -> None:
@@ -212,8 +213,13 @@ def free_port() -> int:
 async def two_nodes(
     keys: dict[NodeId, CurveKeys] | None, proves: dict[NodeId, CurveKeys] | None = None
 ) -> AsyncIterator[tuple[PeerLinks, PeerLinks, ZapGate]]:
-    """Two daemons' links in one process, each with its own context; ``proves``: keys that are really used."""
-    ports = {A: free_port(), B: free_port()}
+    """Two daemons' links in one process, each with its own context; node B knows of a node C, which is down.
+
+    Args:
+        keys: As configured.
+        proves: Keys that are really used, where they are others.
+    """
+    ports = {A: free_port(), B: free_port(), C: free_port()}
     used = proves or keys
 
     def address(node: NodeId) -> PeerAddress:
@@ -222,7 +228,8 @@ async def two_nodes(
     async with gated() as (context_a, gate_a), gated() as (context_b, gate_b):
         with ExitStack() as stack:
             a = PeerLinks(context_a, address(A), {B: address(B)}, gate_a, keys=used[A] if used else None, limits=QUICK)
-            b = PeerLinks(context_b, address(B), {A: address(A)}, gate_b, keys=used[B] if used else None, limits=QUICK)
+            known = {A: address(A), C: address(C)}
+            b = PeerLinks(context_b, address(B), known, gate_b, keys=used[B] if used else None, limits=QUICK)
             yield stack.enter_context(a), stack.enter_context(b), gate_b
 
 
@@ -233,7 +240,7 @@ async def send_until(links: PeerLinks, node: NodeId, envelope: Envelope, seconds
 
 @pytest.mark.parametrize("with_keys", [False, True], ids=["loopback", "curve"])
 async def test_peers_hear_each_other(with_keys: bool) -> None:
-    keys = {A: new_keys(), B: new_keys()} if with_keys else None
+    keys = {node: new_keys() for node in (A, B, C)} if with_keys else None
     async with two_nodes(keys) as (a, b, _):
         assert Sent.SENT is await send_until(a, B, note(A))
         assert Sent.SENT is await send_until(b, A, note(B))
@@ -243,8 +250,8 @@ async def test_peers_hear_each_other(with_keys: bool) -> None:
 
 
 async def test_an_unknown_key_is_refused() -> None:
-    keys = {A: new_keys(), B: new_keys()}
-    async with two_nodes(keys, {A: new_keys(), B: keys[B]}) as (a, b, gate_b):
+    keys = {node: new_keys() for node in (A, B, C)}
+    async with two_nodes(keys, keys | {A: new_keys()}) as (a, b, gate_b):
         await send_until(a, B, note(A), seconds=0.5)
 
         assert await until(lambda: gate_b.refused["unknown key"] > 0)
@@ -254,16 +261,16 @@ async def test_an_unknown_key_is_refused() -> None:
 
 
 async def test_nobody_connects_to_a_daemon_with_another_key() -> None:
-    keys = {A: new_keys(), B: new_keys()}
-    async with two_nodes(keys, {A: keys[A], B: new_keys()}) as (a, _, __):
+    keys = {node: new_keys() for node in (A, B, C)}
+    async with two_nodes(keys, keys | {B: new_keys()}) as (a, _, __):
         assert Sent.FULL is await send_until(a, B, note(A), seconds=0.5)
 
 
 @pytest.mark.parametrize("with_keys", [False, True], ids=["loopback", "curve"])
 async def test_a_message_of_somebody_else_is_dropped(with_keys: bool) -> None:
-    keys = {A: new_keys(), B: new_keys()} if with_keys else None
+    keys = {node: new_keys() for node in (A, B, C)} if with_keys else None
     async with two_nodes(keys) as (a, b, _):
-        await send_until(a, B, note("node-c"))
+        await send_until(a, B, note(C if with_keys else "node-d"))  # another node's name, and nobody's
         await send_until(a, B, note(A, 7))
 
         heard = await anext(b)

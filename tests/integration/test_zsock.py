@@ -88,6 +88,47 @@ async def test_all_queued_messages_come_from_one_wake(context: zmq.Context[zmq.S
     assert [b"0", b"1", b"2", b"3", b"4"] == got
 
 
+async def test_a_send_does_not_swallow_the_edge_that_a_receiver_waits_for(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    ours, theirs = pair(context, "inproc://edge")
+    got: list[bytes] = []
+
+    async def receive() -> None:
+        got.append((await ours.receive())[0].bytes)
+
+    with ours, theirs, anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receive)
+            await anyio.sleep(0.05)
+            theirs.send_nowait([b"x"])  # raises the edge
+            ours.send_nowait([b"y"])  # reads it, before the loop can
+
+    assert [b"x"] == got
+
+
+async def test_a_follower_takes_the_lead_of_a_cancelled_leader(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    receiving, sending = pair(context, "inproc://lead")
+    got: list[bytes] = []
+
+    async def lead() -> None:
+        with anyio.move_on_after(0.05):
+            await receiving.receive()
+
+    async def follow() -> None:
+        got.append((await receiving.receive())[0].bytes)
+
+    with receiving, sending, anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lead)
+            await anyio.sleep(0.01)
+            tasks.start_soon(follow)
+            await anyio.sleep(0.1)
+            sending.send_nowait([b"x"])
+
+    assert [b"x"] == got
+
+
 async def test_a_busy_socket_lets_others_run(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     receiving, sending = pair(context, "inproc://busy", queued=10_000)
     with receiving, sending:

@@ -51,6 +51,8 @@ def test_every_message_survives_the_trip(body: m.Body) -> None:
         (b"\xdb\xff\xff\xff\xff", "incomplete"),
         (b"\xdb" + OVERLONG + bytes(limits.MAX_TEXT_BYTES + 1), "max_str_len"),
         (b"\xc6" + OVERLONG + bytes(limits.MAX_TEXT_BYTES + 1), "max_bin_len"),
+        (b"\xdd" + (limits.MAX_LIST_ITEMS + 1).to_bytes(4, "big") + b"\xc0" * limits.MAX_LIST_ITEMS, "max_array_len"),
+        (b"\xdf" + (limits.MAX_MAP_ITEMS + 1).to_bytes(4, "big") + b"\xa1a\xc0" * limits.MAX_MAP_ITEMS, "max_map_len"),
         (b"\x82\xa1a\x01\xa1a\x02", "'a' comes twice"),
         (b"\x81\x01\x01", "not allowed for map key"),
         (b"\x81\xa1a\xcb\x7f\xf8\0\0\0\0\0\0", "nan is not a finite number"),
