@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 STILL_READING = frozenset({"pausing", "paused", "refused", "applying"})
 """States in which a rank that was told to write may not have read its last byte yet."""
+
+LOST_KEPT = 4
+"""Incarnations of a role whose end is told: the leader may know an earlier one than the last that ended."""
 
 UNREAD = ReceiverReport("unready")
 SILENT = PublisherReport(())
@@ -115,7 +119,7 @@ class Attached:
 
     def __init__(self) -> None:
         self.hooks: dict[SessionId, Hook] = {}
-        self.lost: dict[Who, LostRank] = {}
+        self._lost: dict[Who, deque[LostRank]] = {}
         self._ended: dict[tuple[TrainerRank, Boot], TrainerEntry] = {}
 
     # ------------------------------------------------------------ events
@@ -130,9 +134,6 @@ class Attached:
                 hook.ready, hook.report = before.ready, before.report
                 hook.reads, hook.reads_op, hook.freed = before.reads, before.reads_op, before.freed
         self.hooks[event.session] = hook
-        lost = self.lost.get(hook.who)
-        if lost is not None:
-            del self.lost[hook.who]
 
     def ready(self, session: SessionId) -> None:
         """Its layout and its descriptors are there."""
@@ -150,7 +151,8 @@ class Attached:
         if hook is None or not hook.takes_part:
             return
         why = "it left in order" if event.orderly else event.why
-        self.lost[hook.who] = LostRank(rank_name(hook.who), hook.boot, why)
+        lost = self._lost.setdefault(hook.who, deque(maxlen=LOST_KEPT))
+        lost.append(LostRank(rank_name(hook.who), hook.boot, why))
         if isinstance(hook.hello, TrainerHello):
             entry = trainer_entry(hook, hook.hello, alive=False)
             kept = tuple(s for s in entry.slots if SlotRelease(s.slot, s.key) not in hook.freed)
@@ -174,6 +176,11 @@ class Attached:
         for (r, _), entry in list(self._ended.items()):
             if r == rank:
                 self._keep(entry, tuple(s for s in entry.slots if (s.slot, s.key) != (free.slot, free.key)))
+
+    def forget_ops(self) -> None:
+        """A new term counts its ops anew; what a rank may be reading it may still be reading."""
+        for hook in self.hooks.values():
+            hook.reads_op = NO_OP
 
     def reading(self) -> set[VersionKey]:
         """Return the bytes that local rollout ranks may be reading."""
@@ -212,7 +219,7 @@ class Attached:
 
     def lost_ranks(self) -> tuple[LostRank, ...]:
         """Return the ranks that were here and are gone."""
-        return tuple(self.lost.values())
+        return tuple(rank for lost in self._lost.values() for rank in lost)
 
     def _in_order(self) -> list[Hook]:
         return sorted((h for h in self.hooks.values() if h.takes_part), key=lambda h: (rank_name(h.who), h.session))

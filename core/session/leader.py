@@ -46,7 +46,7 @@ from weightd.core.session.run_state import QUIET, RunState
 from weightd.core.session.stages import Stages
 from weightd.core.session.standing import standing_of
 from weightd.core.session.view import View, follows
-from weightd.core.units import Boot, EngineId, NodeId, RunName, Term
+from weightd.core.units import NO_OP, Boot, EngineId, NodeId, RunName, Term
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -263,6 +263,7 @@ class LeaderMachine:
     def _introduce(self, report: NodeReport, now: float) -> None:
         """A node's first report in this term may know what this leader's journal does not."""
         s = self.state
+        s.raise_op(max((r.report.op for r in report.receivers), default=NO_OP))
         if s.stage in QUIET and s.epoch is None:
             s.ledger.raise_floor(report.highest)
             engines = {r.engine for r in report.receivers if r.report.committed == report.committed}

@@ -18,7 +18,7 @@ Whom it follows is in ``following``, its hooks in ``attached``, its bytes in ``l
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, ClassVar, assert_never
 
 from weightd.core.session.attached import Attached, Hook, acknowledged
 from weightd.core.session.events import (
@@ -87,6 +87,9 @@ class NodeMachine:
         journal_state: ``records.replay_node`` of this node's journal.
     """
 
+    following_class: ClassVar[type[Following]] = Following
+    hook_goals_class: ClassVar[type[HookGoals]] = HookGoals
+
     def __init__(
         self, run: RunName, node: NodeId, boot: Boot, deadlines: Deadlines, journal_state: NodeJournalState = START
     ) -> None:
@@ -94,8 +97,8 @@ class NodeMachine:
         self._limits = deadlines
         self.attached = Attached()
         self.landing = Landing()
-        self.following = Following(journal_state)
-        self._goals = HookGoals(run, node, self.following, self.attached, self.landing)
+        self.following = self.following_class(journal_state)
+        self._goals = self.hook_goals_class(run, node, self.following, self.attached, self.landing)
         self._goals.committed = journal_state.committed.key
         self._highest: Version = journal_state.highest
         self._planned: dict[Epoch, EpochPlanned] = {}
@@ -307,6 +310,7 @@ class NodeMachine:
             if event is not None and event.term == term > self.following.term:
                 self.following.waits = None
                 self.following.follow(term, event.goal.leader)
+                self.attached.forget_ops()
                 self._accept(event, now)
 
         return follow

@@ -67,6 +67,7 @@ class RunState:
     declared_fault: Refused | None = None
     journal: JournalWriter = field(default_factory=JournalWriter)
     out: list[LeaderEffect] = field(default_factory=list)
+    turn_class: type[EngineTurn] = EngineTurn
     _last_op: Op = NO_OP
 
     # ------------------------------------------------------------ small moves
@@ -75,6 +76,10 @@ class RunState:
         """Return the next op of this term."""
         self._last_op = Op(self._last_op + 1)
         return self._last_op
+
+    def raise_op(self, op: Op) -> None:
+        """Count on from an op that a rank still speaks of, so that no order of this term is mistaken for an old one."""
+        self._last_op = max(self._last_op, op)
 
     def enter(self, stage: Stage, now: float) -> None:
         """Change the stage, and say so."""
@@ -149,7 +154,7 @@ class RunState:
         """Return a turn at its start; an engine that is up stays up."""
         before = self.turns.get(engine)
         planned = {w: self.epochs.rank_nbytes.get(w, 0) for w in self.seats(engine)}
-        return EngineTurn(
+        return self.turn_class(
             engine,
             self.seats(engine),
             planned,

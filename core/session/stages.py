@@ -360,7 +360,7 @@ class Stages:
         report = Refused(f"version {key.version} (attempt {key.attempt})", errors, still_served(s.serving))
         wire = report.to_wire()
         for turn in self._turns():
-            turn.abort(now)
+            turn.abort(wire, now)
         s.note("version failed", {"version": key.version, "attempt": str(key.attempt), "report": str(report)})
         s.enter("failed", now)
         s.write(Failed(key, wire), now, lambda _: s.ledger.fail(key, wire))

@@ -105,6 +105,7 @@ class EngineTurn:
         up: Whether the engine acknowledged the last commit, or a fence, since it came.
         written: Whether ``write`` was ordered.
         cause: Why it was left out, the first thing that went wrong.
+        failure: Report of the version, where it failed.
     """
 
     engine: EngineId
@@ -119,6 +120,7 @@ class EngineTurn:
     up: bool
     written: bool = False
     cause: WeightdError | None = None
+    failure: WireError | None = None
     began_at: float = 0.0
     stall: StallClock | None = None
     waiting: tuple[str, ...] = field(default=())
@@ -137,11 +139,14 @@ class EngineTurn:
         return _ORDERS[self.phase]
 
     def error(self) -> WireError | None:
-        """Return what a fenced engine is told."""
+        """Return why, with an order that ends the version for this engine."""
+        if self.phase in (Phase.ABORTING, Phase.ABORTED):
+            return self.failure
         if self.phase not in (Phase.FENCING, Phase.FENCED, Phase.SEVERED, Phase.DOWN) or self.cause is None:
             return None
-        cause = str(self.cause)
-        return EnginePoisoned(self.engine, self.key.version, self.serving, cause).to_wire()
+        if self.order() == "abort":
+            return self.cause.to_wire()
+        return EnginePoisoned(self.engine, self.key.version, self.serving, str(self.cause)).to_wire()
 
     def live(self) -> bool:
         """Whether all its ranks are there and answered."""
@@ -172,8 +177,9 @@ class EngineTurn:
         """The decision is journaled, and names this engine."""
         self._enter(Phase.COMMITTING, now)
 
-    def abort(self, now: float) -> None:
-        """The version failed."""
+    def abort(self, failure: WireError, now: float) -> None:
+        """The version failed, with this report."""
+        self.failure = failure
         self._enter(Phase.ABORTING, now)
 
     # ------------------------------------------------------------ steps
@@ -312,16 +318,8 @@ class EngineTurn:
 
     def _lose(self, who: RolloutRank, presence: Presence, now: float) -> None:
         """A rank is gone: before ``write`` a death leaves the others on the old version."""
-        entry_pid = 0
-        lost = RankLost(
-            str(who),
-            self.seats[who].node,
-            entry_pid,
-            presence.why,
-            self.phase.name.lower(),
-            self.key.version,
-            self.serving,
-        )
+        seat, stage = self.seats[who], self.phase.name.lower()
+        lost = RankLost(str(who), seat.node, seat.pid, presence.why, stage, self.key.version, self.serving)
         if presence.died and not self.written:
             self.cause = self.cause or lost
             self.up = False

@@ -320,7 +320,7 @@ class ReceiverEntry(Part, frozen=True):
 
 
 class LostRank(Part, frozen=True):
-    """A rank that was attached and is gone.  ``who``: ``trainer 3`` or ``E0[1]``; kept until its role re-attaches."""
+    """A rank that was attached and is gone.  ``who``: ``trainer 3`` or ``E0[1]``; the last few of each role."""
 
     who: str
     boot: Boot

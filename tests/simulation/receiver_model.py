@@ -42,6 +42,7 @@ class ReceiverModel:
     _paused_at: float | None = None
     _timeout_s: float = 0.0
     _last: ReceiverReport | None = None
+    _reading: list[Memory] = field(default_factory=list)
 
     @property
     def who(self) -> TrainerRank | RolloutRank:
@@ -81,6 +82,9 @@ class ReceiverModel:
         if not self.alive:
             return
         self.alive = False
+        for memory in self._reading:
+            memory.readers -= 1
+        self._reading = []
         daemon, session = self.daemon, self.session
         self.world.clock.after(
             self.world.clock.between(0.05, 0.3),
@@ -222,7 +226,8 @@ class ReceiverModel:
             self.world.stale_copies += 1
             self.report()
             return self._turn()
-        for memory, _ in seen:
+        self._reading = [memory for memory, _ in seen]
+        for memory in self._reading:
             memory.readers += 1
         long = self.world.clock.chance(self.world.chaos.linger)
         chunk_s = self.world.clock.between(2.0, 9.0) if long else self.world.clock.between(0.02, 0.2)
@@ -235,9 +240,10 @@ class ReceiverModel:
                 self.machine.applied_nbytes = self.world.scene.planned_nbytes(self.rank) * (CHUNKS - left + 1) // CHUNKS
                 self._copy_on(boot, key, seen, left - 1, chunk_s)
                 return
-            for memory, _ in seen:
-                memory.readers -= 1
             if self._lives(boot):
+                for memory in self._reading:
+                    memory.readers -= 1
+                self._reading = []
                 self._end_copy(key, seen)
 
         self.world.clock.after(chunk_s, chunk)
