@@ -54,7 +54,7 @@ class Heard:
 class Child:
     """One process with its log; made by ``Children.start``."""
 
-    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(self, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path | None) -> None:
         self.name = name
         self.log = log
         with log.open("ab") as err:
@@ -64,6 +64,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=err,
                 env={**os.environ, **env},
+                cwd=cwd,
                 start_new_session=True,  # Ctrl-C reaches us alone, and we stop the children in order
             )
 
@@ -145,9 +146,11 @@ class Children:
     def __getitem__(self, name: str) -> Child:
         return self._children[name]
 
-    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> Child:
-        """Start ``argv`` under ``name``, with ``env`` added to the environment."""
-        child = Child(name, argv, env or {}, self._logs / f"{name}.log")
+    def start(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> Child:
+        """Start ``argv`` under ``name`` in folder ``cwd``, with ``env`` added to the environment."""
+        child = Child(name, argv, env or {}, self._logs / f"{name}.log", cwd)
         self._children[name] = child
         listener = threading.Thread(target=child.listen, args=(self._heard,), name=f"listen-{name}", daemon=True)
         listener.start()

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from weightd.daemon.children import Child, Children
+from weightd.daemon.config import MAX_UNIX_PATH_BYTES
 from weightd.daemon.status.client import ask_status
 from weightd.link.faults import DaemonAbsent
 from weightd.link.finding import daemon_paths
 
 _TRY_S = 0.3
 
+_SOCKET_PATH_BYTES = 70
+"""Room for the folder's own name, an act's, a node's, and a socket's."""
+
 
 class NodeNotUp(Exception):
     """A daemon that was started does not answer."""
+
+
+def short_folder(prefix: str) -> Path:
+    """Make a folder for ``LocalNodes``: in the usual place, or in ``/tmp`` where unix sockets below it had no room."""
+    usual = Path(tempfile.gettempdir())
+    room = MAX_UNIX_PATH_BYTES - len(os.fsencode(usual))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=usual if room >= _SOCKET_PATH_BYTES else "/tmp"))  # noqa: S108
 
 
 class LocalNodes:

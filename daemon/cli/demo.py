@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +25,9 @@ def demo(
 
     Exit codes: 0 every byte was equal and the incomplete run was refused, 1 otherwise.
     """
-    folder = Path(tempfile.mkdtemp(prefix="weightd-demo-"))
+    from weightd.daemon.local_nodes import short_folder
+
+    folder = short_folder("weightd-demo-")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         status = _run(folder, as_json, keep)

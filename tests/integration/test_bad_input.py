@@ -17,9 +17,9 @@ ENGINES = {"E0": 2}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(module_folder: Path) -> Iterator[Cluster]:
     """Every test has a run of its own; none may disturb the next."""
-    with Cluster(tmp_path_factory.mktemp("c"), attach_s=ATTACH_S) as started:
+    with Cluster(module_folder, attach_s=ATTACH_S) as started:
         yield started
 
 

@@ -18,8 +18,8 @@ MARGIN_S = 4.0
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as started:
+def cluster(folder: Path) -> Iterator[Cluster]:
+    with Cluster(folder) as started:
         yield started
 
 

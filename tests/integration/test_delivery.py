@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -56,8 +57,8 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("c")) as started:
+def cluster(module_folder: Path) -> Iterator[Cluster]:
+    with Cluster(module_folder) as started:
         yield started
 
 

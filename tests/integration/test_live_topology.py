@@ -23,8 +23,8 @@ JUDGED_FROM_THE_FILE = ("absent", "duplicate", "previous_epoch")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path, ("n0", "n1"), attach_s=ATTACH_S) as started:
+def cluster(folder: Path) -> Iterator[Cluster]:
+    with Cluster(folder, ("n0", "n1"), attach_s=ATTACH_S) as started:
         yield started
 
 
