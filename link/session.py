@@ -51,8 +51,24 @@ class HookSession:
         node: Id of the daemon's node, once it has welcomed.
     """
 
-    def __init__(self, run: str, sender: str, socket: str | os.PathLike[str] | None, deadlines: Deadlines) -> None:
-        self.changed = threading.Condition(threading.RLock())
+    def __init__(
+        self,
+        run: str,
+        sender: str,
+        socket: str | os.PathLike[str] | None,
+        deadlines: Deadlines,
+        changed: threading.Condition | None = None,
+    ) -> None:
+        """Begin a session.
+
+        Args:
+            run: The run.
+            sender: ``trainer 3`` or ``E0[1]``.
+            socket: See ``daemon_paths``.
+            deadlines: Limits of this hook's own waits.
+            changed: A lock that several sessions share, because one thread waits for all of them.
+        """
+        self.changed = changed or threading.Condition(threading.RLock())
         self.deadlines = deadlines
         self.node = ""
         self.run = RunName(run)

@@ -7,6 +7,7 @@ engine that generates meanwhile is not asked for a safe point.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from functools import partial
 
@@ -26,6 +27,12 @@ from weightd.link.session import HookSession, process_start_time
 from weightd.rollout_hooks.apply import PlanInUse, close_pools, readable
 from weightd.rollout_hooks.state import ReceiverMachine
 from weightd.rollout_hooks.targets import Targets, claim, unclaim
+
+CHANGED = threading.Condition(threading.RLock())
+"""The lock of all receivers of this process: one thread may wait for several of them."""
+
+# A child that was forked while somebody held the lock would wait for ever for a thread that it does not have.
+os.register_at_fork(after_in_child=lambda: CHANGED.__init__(threading.RLock()))  # type: ignore[misc]
 
 _TAKE_S = 120.0
 """For the daemon to pass all pools of a plan, each mapped here with every page."""
@@ -57,7 +64,7 @@ class EngineAttachment(HookSession):
         socket: str | os.PathLike[str] | None,
         deadlines: Deadlines,
     ) -> None:
-        super().__init__(run, str(rank), socket, deadlines)
+        super().__init__(run, str(rank), socket, deadlines, CHANGED)
         layout = encode_layout(targets.layout)
         digest = blob_digest(layout)
         self.blobs = {digest: layout}

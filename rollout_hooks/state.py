@@ -122,7 +122,7 @@ class ReceiverMachine:
     @property
     def under_way(self) -> bool:
         """Whether an apply has begun whose outcome is open: the time limit of a wait does not touch it."""
-        return self._busy or self.state in ("pausing", "paused", "applying", "applied")
+        return self._busy or self._resume_due or self.state in ("pausing", "paused", "applying", "applied")
 
     def report(self) -> ReceiverReport:
         """Return the whole state."""
@@ -188,13 +188,23 @@ class ReceiverMachine:
             outcome, self._outcome = self._outcome, None
             self._told = outcome.key
             return outcome
-        if self.quiesced and self.state in ("serving", "unready"):
+        if not self._resume_due and self.state == "serving" and self._satisfies(above, at_least):
+            return Deliver(self.base.version)
+        return self.next_work()
+
+    def next_work(self, *, begin: bool = True) -> RunPause | RunCopy | RunResume | None:
+        """Hand out the next callback or copy, or None; how a call ends is not asked.
+
+        Args:
+            begin: Whether a new pause may begin, or only what has begun goes on.
+        """
+        if not self.in_receive or self._busy:
+            return None
+        if self._resume_due:
             self.quiesced = False
             self._busy = True
             return RunResume(self.base)
-        if self.state == "serving" and self._satisfies(above, at_least):
-            return Deliver(self.base.version)
-        if self._may_pause():
+        if (begin or self.under_way) and self._may_pause():
             return self._begin_pause()
         if self._may_write():
             return self._begin_copy()
@@ -245,6 +255,10 @@ class ReceiverMachine:
 
     # ------------------------------------------------------------ inside
 
+    @property
+    def _resume_due(self) -> bool:
+        return self.quiesced and self.state in ("serving", "unready")
+
     def _satisfies(self, above: Version, at_least: Version | None) -> bool:
         return self.base.version > above if at_least is None else self.base.version >= at_least
 
@@ -286,7 +300,7 @@ class ReceiverMachine:
             return goal.op > self.op  # else this very order was answered already
         return True
 
-    def _begin_pause(self) -> Step | None:
+    def _begin_pause(self) -> RunPause | None:
         self._acted()
         self.key, self.error, self.applied_nbytes = self.goal.key, None, 0
         if self.quiesced:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,9 @@ class Scene:
 
     def state(self, state: str) -> None:
         self.daemon.wait(lambda: self.daemon.receiver(E).state == state, f"receiver {state}")
+
+    def is_in(self, who: str, state: str) -> bool:
+        return self.daemon.receiver(who).state == state
 
     def sources(self) -> tuple[m.SourceSlot, ...]:
         held = [s for s in self.daemon.publisher(T).slots if s.key != NO_KEY]
@@ -411,6 +415,89 @@ def test_engine_that_is_fenced_raises_why(attached: Scene) -> None:
         call.result(10)
     with pytest.raises(NotServable, match="E0\\[1\\] is lost"):
         attached.receiver.assert_servable()
+
+
+@pytest.fixture
+def second(attached: Scene) -> Iterator[Receiver]:
+    """A receiver of another engine, at home in the thread of the test."""
+    params = {name: torch.full_like(p, float("nan")) for name, p in attached.params.items()}
+    receiver = Receiver(
+        params, run="r", engine="E1", k=0, size=1, layout=declaration(), socket=attached.folder, deadlines=QUICK
+    )
+    attaching = attached.pool.submit(receiver.attach)
+    attached.daemon.hook("E1[0]")
+    attached.daemon.say("E1[0]", replaced(attached.rec_goal, {"order": "idle", "key": NO_KEY}))
+    attaching.result(10)
+    with pytest.raises(ReceiveTimeout):
+        receiver.receive(timeout_s=0.01)
+    yield receiver
+    receiver.close()
+
+
+def order_both(scene: Scene, version: int, orders: Sequence[tuple[m.Order, str]]) -> None:
+    for order, state in orders:
+        sources = scene.sources() if order == "write" else ()
+        fields = {"order": order, "op": Op(version), "key": key(version), "sources": sources}
+        for who in (E, "E1[0]"):
+            scene.daemon.say(who, replaced(scene.rec_goal, fields))
+        for who in (E, "E1[0]"):
+            scene.daemon.wait(partial(scene.is_in, who, state), f"{who} {state}")
+
+
+def test_one_call_serves_all_receivers_of_its_thread(attached: Scene, second: Receiver) -> None:
+    """No engine is resumed before both are decided: two calls one after the other would wait for each other."""
+    attached.fill(100)
+    attached.publisher.publish()
+    orders = attached.pool.submit(
+        order_both, attached, 1, [("pause", "paused"), ("write", "applied"), ("resume", "serving")]
+    )
+
+    assert attached.receiver.receive(timeout_s=20) == 1
+    assert second.receive(timeout_s=0) == 1
+    orders.result(10)
+    attached.received(100)
+    for name, expected in attached.expected(100).items():
+        assert torch.equal(dict(second._target)[name], expected)  # type: ignore[arg-type]
+
+
+def test_receiver_at_home_in_another_thread_is_not_touched(attached: Scene, second: Receiver) -> None:
+    attached.publisher.publish()
+    call = attached.receive(timeout_s=0.5)
+    fields = {"order": "pause", "op": Op(1), "key": key(1)}
+    attached.daemon.say("E1[0]", replaced(attached.rec_goal, fields))
+    with pytest.raises(ReceiveTimeout):
+        call.result(10)
+
+    assert second.state == "unready"
+
+
+def test_callback_that_raises_in_anothers_call_is_raised_by_its_own(attached: Scene, second: Receiver) -> None:
+    def refuse(_: Version) -> None:
+        raise ValueError("the cache of E1 is busy")
+
+    assert second._worker is not None
+    second._worker.before = refuse
+    attached.daemon.say("E1[0]", replaced(attached.rec_goal, {"order": "pause", "op": Op(1), "key": key(1)}))
+    with pytest.raises(ReceiveTimeout):
+        attached.receiver.receive(timeout_s=0.3)
+    assert second.state == "refused"
+    with pytest.raises(ValueError, match="the cache of E1 is busy"):
+        second.receive()
+
+
+def test_other_receiver_leaves_its_barrier_before_the_call_ends(attached: Scene, second: Receiver) -> None:
+    attached.daemon.say("E1[0]", replaced(attached.rec_goal, {"order": "pause", "op": Op(1), "key": key(1)}))
+
+    def let_go() -> None:
+        attached.daemon.wait(lambda: attached.daemon.receiver("E1[0]").leave, "asks to leave")
+        attached.daemon.say("E1[0]", replaced(attached.rec_goal, {"order": "left", "op": Op(1), "key": key(1)}))
+
+    letting = attached.pool.submit(let_go)
+    with pytest.raises(ReceiveTimeout):
+        attached.receiver.receive(timeout_s=0.05)
+
+    assert second.state == "unready"
+    letting.result(10)
 
 
 def test_new_epoch_is_prepared_outside_of_receive(attached: Scene) -> None:
