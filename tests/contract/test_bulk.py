@@ -28,7 +28,7 @@ from weightd.core.wire.faults import (
 from weightd.daemon.bulk.gather import Gather, Lease
 from weightd.daemon.bulk.port import BulkClient, BulkServer, FetchJob, FetchResult, Grant, Stop, new_token
 from weightd.daemon.bulk.tcp import TcpBulkClient
-from weightd.daemon.bulk.tcp_frames import CHALLENGE_BYTES, HEAD, PROOF_BYTES, TAIL
+from weightd.daemon.bulk.tcp_frames import CHALLENGE_BYTES, GREETING, HEAD, MAGIC, PROOF_BYTES, REFUSED, TAIL
 from weightd.daemon.bulk.tcp_server import TcpBulkServer
 from weightd.link.memory import Pool
 
@@ -242,8 +242,43 @@ def test_without_the_secret_nothing_is_sent(pair: Pair, change: dict[str, object
     assert not pair.landing.any()
 
 
+def test_the_sender_asks_for_the_secret_itself(pair: Pair) -> None:
+    """A receiver that does not care who it speaks to gets no further."""
+    grant = pair.grant()
+    with socket.create_connection(("127.0.0.1", pair.server.port)) as sock:
+        sock.settimeout(5)
+        sock.sendall(GREETING.pack(MAGIC, grant.ticket, bytes(16)))
+        challenge = sock.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)
+        sock.sendall(bytes(PROOF_BYTES))
+
+        assert REFUSED == sock.recv(PROOF_BYTES, socket.MSG_WAITALL)
+        assert b"" == sock.recv(1)
+    assert CHALLENGE_BYTES == len(challenge)
+    assert [] == pair.readers
+
+
+def test_a_receiver_asks_for_the_secret_as_well(pair: Pair) -> None:
+    """Whoever took the sender's address cannot make a landing of its own bytes."""
+
+    def impostor(listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(GREETING.size, socket.MSG_WAITALL)
+            sock.sendall(bytes(CHALLENGE_BYTES))
+            sock.recv(PROOF_BYTES, socket.MSG_WAITALL)
+            sock.sendall(b"w" * PROOF_BYTES)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=impostor, args=(listener,))
+        thread.start()
+        with pytest.raises(TicketRefused):
+            pair.fetch(pair.job(pair.grant(), port=listener.getsockname()[1], streams=1))
+        thread.join(5)
+
+
 def test_an_expired_ticket_is_refused(pair: Pair) -> None:
-    grant = pair.grant(expires_at=time.monotonic() - 1)
+    grant = pair.grant(expires_at=time.monotonic() + 0.05)
+    time.sleep(0.1)
 
     with pytest.raises(TicketRefused):
         pair.fetch(pair.job(grant))
@@ -376,6 +411,7 @@ def test_a_source_that_was_overwritten_before_is_refused(pair: Pair) -> None:
 
     assert (2, 4, "trainer 3 region 0") == (stale.value.expected, stale.value.found, stale.value.source)
     assert [] == pair.done
+    assert not pair.landing.any()
 
 
 class OverwrittenMeanwhile(Gather):
