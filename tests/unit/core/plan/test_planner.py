@@ -280,3 +280,14 @@ def test_more_than_three_varying_dimensions_become_several_rows() -> None:
     full = numbered(shape, "int16")
     got = deliver(plan_node(proof, B, 10), pools([trainer], {"w": full}), {rank(0): target})
     assert got == {rank(0): expected(target, {"w": full})}
+
+
+def test_what_lies_between_two_needed_parts_is_not_fetched() -> None:
+    topology = topology_of(["a/0"], {"E0": ["b/0", "b/1"], "E1": ["c/0"]})
+    ranks = {rank(0): part("param", (0, 2)), rank(1): part("param", (5, 8)), rank(0, "E1"): part("param", (2, 5))}
+    proof = prove_coverage(topology, [part("slot", (0, 8))], ranks)
+
+    plan = plan_node(proof, B, 1 << 20)
+
+    assert sum(b.nbytes for b in plan.fetch.buckets) == (2 + 3) * 12
+    assert sorted(plan.fetch.gather.source_offset.tolist()) == [0, 60]

@@ -12,6 +12,7 @@ from weightd.core.plan import court
 from weightd.core.plan.proof import CoverageProof, prove_coverage
 from weightd.core.plan.violations import (
     DescriptionConflict,
+    ElementsAmbiguous,
     ElementsUncovered,
     NamesUnmatched,
     OutsideBuffer,
@@ -209,3 +210,17 @@ def test_tensors_judged_in_several_blocks_give_one_report(monkeypatch: pytest.Mo
     assert [str(e) for e in errors] == [str(e) for e in at_once]
     assert len(errors) == 5
     assert all(isinstance(e, ElementsUncovered) and e.first_index == (3,) for e in errors)
+
+
+def test_boxes_that_differ_in_nothing_but_their_step_are_no_replicas() -> None:
+    def rows(start: int, step: int) -> Layout:
+        b = LayoutBuilder()
+        b.add_piece(
+            b.add_tensor("w", (4,), "float32"), b.add_buffer("w", 8, "float32", "slot"), (start,), (2,), step=(step,)
+        )
+        return b.build()
+
+    [error] = refusal([rows(0, 1), rows(0, 2), rows(2, 1)], [shard("param", ("w", (4,), "float32"))])
+
+    assert isinstance(error, ElementsAmbiguous)
+    assert (error.count, error.first_index, error.owners) == (2, (0,), (0, 1, 2))
