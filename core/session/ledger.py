@@ -82,6 +82,8 @@ class Ledger:
 
     def learn_commit(self, key: VersionKey, engines: tuple[EngineId, ...]) -> bool:
         """Take over a commit of an earlier leader; return whether it was news."""
+        if key == NO_KEY:
+            return False
         if key == self.committed.key:
             engines = tuple(dict.fromkeys((*self.committed.engines, *engines)))
         elif key.version <= self.serving:
