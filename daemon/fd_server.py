@@ -155,7 +155,7 @@ class FdServer:
             peer = credentials(sock)
             if peer.uid not in self._allowed:
                 self._refuse("uid", sock)
-                log.warning("refused a connection", extra={"peer": str(peer)})
+                log.warning("refused a connection", extra={"facts": {"peer": str(peer)}})
                 return
             with anyio.move_on_after(BIND_S):
                 session = await self._bind(sock, peer)
@@ -163,9 +163,9 @@ class FdServer:
                 await self._answer_all(sock, session, str(peer))
         except PeerProtocolError as error:
             self.refused["protocol"] += 1
-            log.warning("closed a connection", extra={"error": str(error)})
+            log.warning("closed a connection", extra={"facts": {"error": str(error)}})
         except OSError as error:  # the hook ended while it was written to
-            log.info("lost a connection", extra={"session": session, "error": str(error)})
+            log.info("lost a connection", extra={"facts": {"session": session, "error": str(error)}})
         finally:
             sock.close()
             self._connections -= 1

@@ -64,7 +64,7 @@ async def accept(listener: socket.socket) -> socket.socket:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
                 raise
             # Out of descriptors: the connection stays in the backlog, and trying at once would spin.
-            log.warning("cannot accept", extra={"error": str(error)})
+            log.warning("cannot accept", extra={"facts": {"error": str(error)}})
             await anyio.sleep(0.1)
         else:
             sock.setblocking(False)

@@ -149,7 +149,7 @@ class TcpBulkServer:
                 sock, address = self._listener.accept()
             except OSError as error:
                 if not self._closing:
-                    log.warning("cannot accept", extra={"error": str(error)})
+                    log.warning("cannot accept", extra={"facts": {"error": str(error)}})
                     time.sleep(0.1)  # out of descriptors: trying at once would spin
                 continue
             self._take_on(sock, f"{address[0]}:{address[1]}")
@@ -175,12 +175,14 @@ class TcpBulkServer:
                 finally:
                     self._leave(sock, ticket)
         except (Ended, Stopped) as end:
-            log.debug("stream ended", extra={"peer": who, "why": str(end)})
+            log.debug("stream ended", extra={"facts": {"peer": who, "why": str(end)}})
         except Overdue as late:
-            log.warning("stream closed", extra={"peer": who, "waited_s": late.waited_s, "limit_s": late.limit_s})
+            log.warning(
+                "stream closed", extra={"facts": {"peer": who, "waited_s": late.waited_s, "limit_s": late.limit_s}}
+            )
         except (WeightdError, OSError) as error:
             self.refused["protocol"] += isinstance(error, PeerProtocolError)
-            log.warning("stream closed", extra={"peer": who, "error": str(error)})
+            log.warning("stream closed", extra={"facts": {"peer": who, "error": str(error)}})
         finally:
             with self._lock:
                 self._streams.pop(sock, None)
@@ -273,7 +275,7 @@ class TcpBulkServer:
             if not copied:
                 lease.check(index)
         except WeightdError as error:
-            log.warning("bucket not sent", extra={"bucket": index, "error": str(error)})
+            log.warning("bucket not sent", extra={"facts": {"bucket": index, "error": str(error)}})
             text = pack(error.to_wire(), MAX_ERROR_BYTES, WireError.__name__)
             form = TAIL.pack(FAIL, index, len(text), bytes(16)) if headed else HEAD.pack(FAIL, index, len(text))
             stream.send(form + text)

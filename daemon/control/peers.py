@@ -192,7 +192,7 @@ class PeerLinks:
             return self._read(frames, who, None if proved is None else NodeId(str(proved)))
         except ProtocolError as error:
             self.refused[error.code] += 1
-            log.warning("dropped a message of a peer", extra={"error": str(error)})
+            log.warning("dropped a message of a peer", extra={"facts": {"error": str(error)}})
             return None
 
     def _read(self, frames: list[zmq.Frame], who: str, proved: NodeId | None) -> FromPeer:

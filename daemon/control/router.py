@@ -180,7 +180,7 @@ class HookRouter:
 
     def _fault(self, routing_id: RoutingId, error: ProtocolError) -> None:
         self.refused[error.code] += 1
-        log.warning("dropped a message of a hook", extra={"error": str(error)})
+        log.warning("dropped a message of a hook", extra={"facts": {"error": str(error)}})
         if self._on_fault is not None:
             self._on_fault(routing_id, error)
 

@@ -99,7 +99,8 @@ class ZapGate:
         if user is None:
             self.refused[refusal] += 1
             log.warning(
-                "refused a handshake", extra={"reason": refusal, "domain": request[2].decode("ascii", "replace")}
+                "refused a handshake",
+                extra={"facts": {"reason": refusal, "domain": request[2].decode("ascii", "replace")}},
             )
             return [_VERSION, request[1], b"400", refusal.encode(), b"", b""]
         return [_VERSION, request[1], b"200", b"", user.encode(), b""]

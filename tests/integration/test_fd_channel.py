@@ -1,6 +1,7 @@
 """The descriptor socket with real processes: what is refused, what outlives its owner, who notices an end."""
 
 import errno
+import fcntl
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from weightd.core.errors import WeightdError
+from weightd.core.errors import ConfigError, WeightdError, error_from_wire
 from weightd.core.units import RunName
 from weightd.core.wire.faults import PeerProtocolError, ProtocolMismatch
 from weightd.core.wire.limits import DATAGRAM_FDS
@@ -253,6 +254,32 @@ def test_another_user_is_refused(tmp_path: Path, path: str) -> None:
         assert 1 == server.refused["uid"]
 
 
+def test_a_socket_left_by_a_killed_daemon_is_replaced_and_a_living_ones_is_not(tmp_path: Path, path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(path)
+    with serving(tmp_path / "fd.sock", Shelf()):
+        FdChannel.connect(path, RUN, 1, soon()).close()
+
+        with pytest.raises(ConfigError, match="another daemon listens there"), serving(Path(path), Shelf()):
+            pass
+        FdChannel.connect(path, RUN, 2, soon()).close()
+    assert not Path(path).exists()
+
+
+def test_a_file_in_the_place_of_the_socket_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "fd.sock").write_text("precious")
+
+    with pytest.raises(ConfigError, match="is no socket"), serving(tmp_path / "fd.sock", Shelf()):
+        pass
+
+    assert "precious" == (tmp_path / "fd.sock").read_text()
+
+
+def test_a_path_too_long_is_a_setting_to_correct(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot listen"), serving(tmp_path / ("x" * 120), Shelf()):
+        pass
+
+
 def test_without_a_daemon_the_socket_is_named(path: str) -> None:
     begun = time.monotonic()
     with pytest.raises(DaemonAbsent) as absent:
@@ -288,8 +315,6 @@ def answer_error(sock: socket.socket) -> WeightdError:
     assert datagram is not None
     answer = decode_answer(datagram, "daemon")
     assert isinstance(answer, Denied)
-    from weightd.core.errors import error_from_wire
-
     return error_from_wire(answer.error)
 
 
@@ -330,8 +355,6 @@ def test_stray_descriptors_are_closed(shelf: Shelf, path: str) -> None:
 
 
 def memfd(nbytes: int, *, sealed: bool) -> int:
-    import fcntl
-
     fd = os.memfd_create("test", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
     os.ftruncate(fd, nbytes)
     if sealed:
