@@ -79,7 +79,8 @@ class Members:
                 self.lost[who] = (r, presence.why)
                 del self.here[who]
         for node, entry in view.entries():
-            self._look_at(roster, view, node, entry, now)
+            if view.node(node, now).kind == "here":  # what a silent node said last brings nobody in
+                self._look_at(roster, view, node, entry, now)
 
     def refuse(self, ranks: Iterable[Who], error: WeightdError) -> None:
         """Refuse ranks that were taken in."""

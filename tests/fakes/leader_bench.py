@@ -298,7 +298,7 @@ class LeaderBench:
             fields["key"] = NO_KEY
         if state == "applied":
             fields |= {"applied_nbytes": 100, "base": NO_KEY}
-        self.ranks[who].report = msgspec.structs.replace(was, error=None, leave=False, **(fields | more))
+        self.ranks[who].report = msgspec.structs.replace(was, **({"error": None, "leave": False} | fields | more))
         return self.say(self.ranks[who].node)
 
     def die(self, who: TrainerRank | RolloutRank, why: str = "killed by signal 9") -> LeaderBench:
