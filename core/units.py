@@ -62,15 +62,15 @@ class Attempt(NamedTuple):
     """Names the bytes of a version together with it; equal on all trainer ranks.
 
     ``boot`` is that of trainer rank 0, as every rank is told when it joins;
-    ``count`` is one more than the failures of this version that the hook was told.
+    ``number`` is one more than the failures of this version that the hook was told.
     Counted rather than drawn, so that all ranks name the same bytes alike.
     """
 
     boot: Boot
-    count: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.boot % 0x10000:04x}.{self.count}"
+        return f"{self.boot % 0x10000:04x}.{self.number}"
 
 
 class VersionKey(NamedTuple):

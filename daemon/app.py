@@ -29,7 +29,7 @@ from weightd.core.session import events as ev
 from weightd.core.units import NO_TERM, Boot, NodeId, RunName, Term
 from weightd.core.wire import messages as m
 from weightd.core.wire.blobs import BlobAssembler, cut_blob
-from weightd.core.wire.faults import PeerProtocolError, ProtocolError, ProtocolMismatch
+from weightd.core.wire.faults import LocalProtocolError, PeerProtocolError, ProtocolError, ProtocolMismatch
 from weightd.daemon.admission import HookRefused
 from weightd.daemon.attached import AttachedHooks, Hook, check_layout, name_of
 from weightd.daemon.bulk.landing import MemoryBudget
@@ -39,7 +39,7 @@ from weightd.daemon.bulk.port import BulkServer
 from weightd.daemon.bulk.tcp_server import TcpBulkServer
 from weightd.daemon.config import Config
 from weightd.daemon.control.curve import load_keys
-from weightd.daemon.control.limits import ControlLimits
+from weightd.daemon.control.limits import ControlLimits, Sent
 from weightd.daemon.control.peers import FromPeer, PeerAddress, PeerLinks
 from weightd.daemon.control.router import FromHook, HookRouter
 from weightd.daemon.control.zap import ZapGate
@@ -171,7 +171,7 @@ class Daemon:
         """Send to an attached hook."""
         hook = self.hooks.get(session)
         if hook is not None and self._router is not None:
-            self._router.send(hook.routing_id, self._envelope(run, term, trace, body))
+            self._send(partial(self._router.send, hook.routing_id), self._envelope(run, term, trace, body))
             if isinstance(body, m.Refusal):
                 log.warning("refused", extra={"facts": {"run": run, "who": hook.name, "code": body.error.code}})
 
@@ -180,7 +180,15 @@ class Daemon:
         if isinstance(body, m.BlobWanted):
             self._asked.add(body.digest)
         if self._peers is not None:
-            self._peers.send(node, self._envelope(run, term, trace, body))
+            self._send(partial(self._peers.send, node), self._envelope(run, term, trace, body))
+
+    def _send(self, send: Callable[[m.Envelope], Sent], envelope: m.Envelope) -> None:
+        """Send, or say in the log why a message of ours cannot be one; whoever waits for it has a deadline."""
+        try:
+            send(envelope)
+        except LocalProtocolError as error:
+            self.dropped += 1
+            log.error("a message was not sent", extra={"facts": {"run": envelope.run, "error": str(error)}})  # noqa: TRY400 - the error is its text
 
     def _envelope(self, run: RunName, term: Term, trace: bytes, body: m.Body) -> m.Envelope:
         self._seq += 1
@@ -188,7 +196,7 @@ class Daemon:
 
     def _answer(self, routing_id: bytes, run: RunName, body: m.Body) -> None:
         if self._router is not None:
-            self._router.send(routing_id, self._envelope(run, NO_TERM, NO_TRACE, body))
+            self._send(partial(self._router.send, routing_id), self._envelope(run, NO_TERM, NO_TRACE, body))
 
     def _answer_fault(self, routing_id: bytes, error: ProtocolError) -> None:
         """Tell a process that speaks another protocol; other bad messages are only counted and dropped."""
@@ -303,7 +311,9 @@ class Daemon:
             return
         log.info("hook ended", extra={"facts": {"run": hook.run, "who": hook.name, "pid": hook.pid, "why": why}})
         self.hooks.remove(hook)
-        self.runs[hook.run].inbox.outcome(ev.HookLost(hook.session, why, orderly))
+        run = self.runs.get(hook.run)
+        if run is not None:
+            run.inbox.outcome(ev.HookLost(hook.session, why, orderly))
 
     # ------------------------------------------------------------ layouts
 
@@ -427,8 +437,22 @@ class Daemon:
             self.runs[name] = known
             if self._tasks is None:
                 raise InternalInvariantBroken("runs begin while the daemon serves", name)
-            self._tasks.start_soon(known.turn)
+            self._tasks.start_soon(self._turn, known)
         return known
+
+    async def _turn(self, run: RunSupervisor) -> None:
+        """Turn a run's crank.  A fault of ours in one run ends that run, with its ranks told, and no other."""
+        try:
+            await run.turn()
+        except Exception as error:
+            cause = _innermost(error)
+            log.exception("a run ended by a fault", extra={"facts": {"run": run.run}})
+            broken = InternalInvariantBroken("the crank of a run turns", f"{type(cause).__name__}: {cause}")
+            self.runs.pop(run.run, None)
+            for hook in self.hooks:
+                if hook.run == run.run:
+                    self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, m.Refusal(broken.to_wire()))
+                    self.hooks.remove(hook)
 
     def status(self) -> dict[str, object]:
         """Return the status document as plain values."""
@@ -463,10 +487,14 @@ def _fault_of(group: BaseExceptionGroup[BaseException]) -> WeightdError | None:
     ours, others = group.split(WeightdError)
     if ours is None or others is not None:
         return None
-    first: BaseException = ours
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
+    first = _innermost(ours)
     return first if isinstance(first, WeightdError) else None
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _make_directories(config: Config) -> None:

@@ -156,7 +156,7 @@ class Header:
         self._fields["term"] = held.term
         self._fields["version"] = held.key.version
         self._fields["attempt_boot"] = held.key.attempt.boot
-        self._fields["attempt_count"] = held.key.attempt.count
+        self._fields["attempt_count"] = held.key.attempt.number
         self._fields["plan_digest"] = held.plan_digest.encode("ascii")
         self._fields["buckets"] = held.buckets
         self._fields["buckets_per_bit"] = per_bit

@@ -71,7 +71,7 @@ class Ledger:
         if number < due:
             raise VersionNotGrowing(f"trainer rank {self.rank}", number, self.goal.committed.version, due)
         failures = [f.key for f in self.goal.failures if f.key.version == number]
-        told = [k.attempt.count for k in failures if k.attempt.boot == self.goal.attempt_boot]
+        told = [k.attempt.number for k in failures if k.attempt.boot == self.goal.attempt_boot]
         return VersionKey(number, Attempt(self.goal.attempt_boot, 1 + max([len(failures), *told])))
 
     def published(self, key: VersionKey) -> None:

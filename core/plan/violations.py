@@ -411,14 +411,8 @@ class BudgetError(ElementError):
         )
 
 
-class _ShapeCode:
-    """Carries the code E_SHAPE without claiming it: shorthands of rosters own it in the registry of codes."""
-
-    code: ClassVar[str] = "E_SHAPE"
-
-
 @dataclass(eq=False)
-class BlockCut(_ShapeCode, ElementError):
+class BlockCut(ElementError):
     """A cut of a quantised tensor that falls inside a block with one scale.
 
     Attributes:
@@ -428,6 +422,7 @@ class BlockCut(_ShapeCode, ElementError):
         cut: Index at which the tensor is cut.
     """
 
+    code: ClassVar[str] = "E_SHAPE"
     parameter: str
     dim: int
     block: int

@@ -106,7 +106,7 @@ class Ledger:
             for s in t.slots
             if self._is_undecided(s.key)
         }
-        return sorted(keys, key=lambda k: (k.version, -k.attempt.count))
+        return sorted(keys, key=lambda k: (k.version, -k.attempt.number))
 
     def stray(self, view: View, term: Term) -> list[tuple[VersionKey, WeightdError]]:
         """Return published keys that nobody will ever move, with what their publisher is told."""
