@@ -85,6 +85,7 @@ class FdApp(Protocol):
         Raises:
             WeightdError: The hook has no such plan (any more).
         """
+        raise NotImplementedError
 
     def on_closed(self, session: int) -> None:
         """Note that the hook closed its connection, or ended."""

@@ -201,14 +201,14 @@ class Pool:
 
 def _check_descriptor(fd: int, nbytes: int, name: str) -> None:
     """Refuse what must not be mapped."""
+    found = -1
     try:
         status = os.fstat(fd)
         found = status.st_size if stat.S_ISREG(status.st_mode) else -1
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         # EINVAL: a file that knows no seals; a socket or a pipe comes here, too.
-        size = -1 if error.errno == errno.EBADF else found
-        raise MemoryRefused(name, nbytes, size, "it is no memfd") from error
+        raise MemoryRefused(name, nbytes, found, "it is no memfd") from error
     if seals & SEALS != SEALS:
         lacking = [seal for seal in ("SHRINK", "GROW", "SEAL") if not seals & getattr(fcntl, f"F_SEAL_{seal}")]
         raise MemoryRefused(name, nbytes, found, f"it is not sealed: F_SEAL_{', F_SEAL_'.join(lacking)} missing")

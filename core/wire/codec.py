@@ -209,5 +209,6 @@ def _named(error: Exception) -> str:
 
 def _packb(plain: Plain) -> bytes:
     """Return plain values as MessagePack."""
-    packed: bytes = msgpack.packb(plain, use_bin_type=True)
+    packed = msgpack.packb(plain, use_bin_type=True)
+    assert isinstance(packed, bytes)
     return packed

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from weightd.core.units import NodeId, VersionKey
     from weightd.link.memory import Pool
 
-_CARRIERS: dict[int, np.dtype[np.generic]] = {n: np.dtype(f"u{n}") for n in (1, 2, 4, 8)} | {16: np.dtype("c16")}
+_CARRIERS: dict[int, np.dtype[np.generic]] = {n: np.dtype(f"{'c' if n == 16 else 'u'}{n}") for n in (1, 2, 4, 8, 16)}
 """Element types that move bytes unchanged, by size."""
 
 

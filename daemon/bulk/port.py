@@ -62,6 +62,7 @@ class BulkServer(Protocol):
     @property
     def port(self) -> int:
         """TCP port that is listened on."""
+        raise NotImplementedError
 
     def grant(self, grant: Grant) -> None:
         """Let the holder of the grant's secret read."""
@@ -171,3 +172,4 @@ class BulkClient(Protocol):
         Raises:
             TransferError: The bytes are not all there; which kind says why.
         """
+        raise NotImplementedError
