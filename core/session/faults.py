@@ -232,7 +232,7 @@ class Undecided(SessionError):
             f"was not heard for {seconds(self.waited_s)} of {seconds(self.limit_s)} (restart_s)",
             who=self.who,
             effect="the engine stands; it serves nothing until the decision",
-            next=f"start the daemon of node {self.leader} again, or decide by `weightd resolve`",
+            next=f"start the daemon of node {self.leader} again, or start trainer rank 0 anew",
         )
 
 
@@ -300,8 +300,7 @@ class DeadlinePassed(SessionError):
             what=f"{what} waited {seconds(self.waited_s)} of {seconds(self.limit_s)} in stage {self.stage}{bucket}",
             who=f"waited for {some(self.waited_for)}",
             effect=still_served(self.serving),
-            next=f"look at the logs of {self.waited_for[0] if self.waited_for else 'the leader'}, "
-            f"or raise {self.setting} (now {seconds(self.limit_s)})",
+            next=f"look at the logs of who was waited for, or raise {self.setting} (now {seconds(self.limit_s)})",
         )
 
 

@@ -54,18 +54,21 @@ class HookGoals:
         """Return what a trainer rank may know and do."""
         rank = hook.who
         joined = goal.epoch is not None and any((p.rank, p.boot) == (rank, hook.boot) for p in goal.epoch.trainers)
+        unrecorded = self._unrecorded(goal.committed.key)
+        # A pause that follows a commit is told after it: to a wait for that version it would be the wrong answer.
+        paused = None if unrecorded else goal.paused
         return PublisherGoal(
             NO_TERM if lost else self._following.term,
             goal.epoch.epoch if goal.epoch is not None and joined else NO_EPOCH,
             goal.attempt_boot,
-            self.committed if self._unrecorded(goal.committed.key) else goal.committed.key,
+            self.committed if unrecorded else goal.committed.key,
             goal.next_version,
             goal.failures,
             self._releases(hook, goal),
             goal.stage,
             goal.key,
             goal.waiting_for,
-            self._no_leader(lost) if lost else goal.paused,
+            self._no_leader(lost) if lost else paused,
         )
 
     def _releases(self, hook: Hook, goal: Goal) -> tuple[SlotRelease, ...]:

@@ -15,7 +15,7 @@ from weightd.core.roster.hello import check_hello
 from weightd.core.roster.topology import Registration
 from weightd.core.session.view import Who, rank_name, registration_of, role_of
 from weightd.core.units import EngineId, EngineRank, RolloutRank, TrainerRank
-from weightd.core.wire.messages import RankRefused, TrainerEntry
+from weightd.core.wire.messages import RanksRefused, TrainerEntry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,11 +93,14 @@ class Members:
         """Return whether an incarnation is refused."""
         return (who, boot) in self._refused
 
-    def refusals(self) -> tuple[RankRefused, ...]:
-        """Return what refused ranks are told."""
-        return tuple(
-            RankRefused(rank_name(who), boot, error.to_wire()) for (who, boot), (_, error) in self._refused.items()
-        )
+    def refusals(self) -> tuple[RanksRefused, ...]:
+        """Return what refused ranks are told, each report once."""
+        ranks: dict[int, list[tuple[str, Boot]]] = {}
+        reports: dict[int, WeightdError] = {}
+        for (who, boot), (_, error) in self._refused.items():
+            ranks.setdefault(id(error), []).append((rank_name(who), boot))
+            reports[id(error)] = error
+        return tuple(RanksRefused(tuple(ranks[i]), reports[i].to_wire()) for i in reports)
 
     def missing(self, roster: Roster, without: frozenset[EngineId] = frozenset()) -> tuple[Who, ...]:
         """Return the declared ranks that are not here, engines in ``without`` left out."""

@@ -218,10 +218,10 @@ class NodeMachine:
         goal = self.following.goal
         hello = event.hello
         who = f"trainer {hello.rank}" if isinstance(hello, TrainerHello) else f"{hello.engine}[{hello.k}]"
-        return goal is not None and any((r.who, r.boot) == (who, event.boot) for r in goal.refused)
+        return goal is not None and any((who, event.boot) in r.ranks for r in goal.refused)
 
     def _refuse_hooks(self, goal: Goal) -> None:
-        refused = {(r.who, r.boot): r.error for r in goal.refused}
+        refused = {rank: r.error for r in goal.refused for rank in r.ranks}
         for hook in self.attached.hooks.values():
             error = refused.get((rank_name(hook.who), hook.boot))
             if hook.held_back:
@@ -320,10 +320,9 @@ class NodeMachine:
         self._highest = max(self._highest, event.goal.key.version, event.goal.committed.key.version)
 
     def _no_leader(self, now: float) -> NoLeaderNow | None:
-        silent = self.following.silent_for(now)
-        limit = self._limits.restart_s
-        over = silent >= self._limits.heartbeat_timeout_s + limit
-        return NoLeaderNow(round(silent, 1), limit) if over else None
+        waited_s = self.following.silent_for(now) - self._limits.heartbeat_timeout_s
+        limit_s = self._limits.restart_s
+        return NoLeaderNow(round(waited_s, 1), limit_s) if waited_s >= limit_s else None
 
     # ------------------------------------------------------------ epochs and bytes
 

@@ -23,7 +23,7 @@ from weightd.core.wire.messages import (
     CommitNote,
     EngineHello,
     PublisherReport,
-    RankRefused,
+    RanksRefused,
     ReceiverReport,
     Recovered,
     SlotState,
@@ -224,7 +224,7 @@ def test_a_goal_is_told_on_change_and_repeated_until_the_state_answers_it() -> N
 def test_a_refused_hook_is_told_and_vanishes_from_the_report() -> None:
     bench = NodeBench().ready()
 
-    bench.goal("idle", refused=(RankRefused("E0[1]", E01_BOOT, ERROR),))
+    bench.goal("idle", refused=(RanksRefused((("E0[1]", E01_BOOT),), ERROR),))
     bench.engine(ReceiverReport("unready"))
 
     assert [(ENGINE, "E_JOURNAL"), (ENGINE, "E_JOURNAL")] == bench.refusals()
@@ -234,7 +234,7 @@ def test_a_refused_hook_is_told_and_vanishes_from_the_report() -> None:
 def test_a_refused_process_that_comes_again_waits_until_the_leader_has_dropped_the_refusal() -> None:
     """Else the answer to its first try would be the answer to its second."""
     bench = NodeBench().ready()
-    bench.goal("idle", refused=(RankRefused("E0[1]", E01_BOOT, ERROR),))
+    bench.goal("idle", refused=(RanksRefused((("E0[1]", E01_BOOT),), ERROR),))
     bench.handle(ev.HookLost(ENGINE, "closed"))
     bench.greet_engine(session=8)
     assert () == bench.report().receivers
