@@ -370,7 +370,7 @@ class LeaderBench:
 
     def refused(self) -> list[str]:
         """Return the ranks that are refused."""
-        return sorted(r.who for r in self.told().refused)
+        return sorted(who for r in self.told().refused for who, _ in r.ranks)
 
     def order(self, engine: str) -> EngineOrder:
         """Return the order that an engine was told last."""
@@ -386,7 +386,7 @@ class LeaderBench:
 
     def refusal(self, who: str) -> WireError:
         """Return why a rank is refused."""
-        return next(r.error for r in self.told().refused if r.who == who)
+        return next(r.error for r in self.told().refused if who in [name for name, _ in r.ranks])
 
     def records(self, kind: str) -> list[dict[str, object]]:
         """Return the records of a kind in the journal."""
