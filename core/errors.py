@@ -26,6 +26,7 @@ Tree (codes in brackets are those of the coverage specification)::
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
@@ -34,6 +35,9 @@ import msgspec
 
 Plain = Any
 """A value made of None, bool, int, float, str, lists and str-keyed dicts."""
+
+WIRE_VIOLATIONS = 32
+"""Violations of a report that travel whole; a rank that misses every tensor of a large model violates thousands."""
 
 SHOWN = 8
 """Lists in texts are cut after this many entries; more than a screenful helps nobody."""
@@ -219,7 +223,7 @@ class Refused(WeightdError):
     effect: str
 
     def story(self) -> Story:
-        n = len(self.violations)
+        n = sum(v.count if isinstance(v, MoreViolations) else 1 for v in self.violations)
         head = f"{self.subject} refused: {n} violation{'s' if n != 1 else ''}"
         return Story(
             what="\n  ".join([head, *(str(v).replace("\n", "\n  ") for v in self.violations)]), effect=self.effect
@@ -229,11 +233,40 @@ class Refused(WeightdError):
         return {"subject": self.subject, "effect": self.effect, "codes": [v.code for v in self.violations]}
 
     def to_wire(self) -> WireError:
-        return WireError(self.code, self.fields(), str(self), tuple(v.to_wire() for v in self.violations))
+        """Return the report as data: its first violations whole, the rest counted, so that it fits a frame."""
+        cut = self
+        if len(self.violations) > WIRE_VIOLATIONS + 1:  # the one more is that of a report that was cut before
+            rest = self.violations[WIRE_VIOLATIONS:]
+            counts = Counter(v.code for v in rest)
+            shown = (*self.violations[:WIRE_VIOLATIONS], MoreViolations(len(rest), dict(sorted(counts.items()))))
+            cut = Refused(self.subject, shown, self.effect)
+        return WireError(self.code, cut.fields(), str(cut), tuple(v.to_wire() for v in cut.violations))
 
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Plain], wire: WireError) -> Self:
         return cls(str(fields["subject"]), tuple(error_from_wire(c) for c in wire.causes), str(fields["effect"]))
+
+
+@dataclass(eq=False)
+class MoreViolations(WeightdError):
+    """Stands in a report that was sent for the violations that were left out of it.
+
+    Attributes:
+        count: How many.
+        by_code: How many of each code; they add up to ``count``.
+    """
+
+    code: ClassVar[str] = "E_MORE"
+    count: int
+    by_code: dict[str, int]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        kinds = ", ".join(f"{code} x {n:,}" for code, n in self.by_code.items())
+        return Story(
+            what=f"{self.count:,} more violations are not sent: {kinds}",
+            next="export the layouts and run `weightd plan ROSTER --layouts DIR`: it prints all of them",
+        )
 
 
 def flatten(errors: Sequence[WeightdError]) -> tuple[WeightdError, ...]:

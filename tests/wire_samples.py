@@ -123,7 +123,7 @@ BODIES: tuple[m.Body, ...] = (
         retained=(OLD,),
         attempt_boot=Boot(9),
         next_version=Version(4),
-        refused=(m.RankRefused("E1[0]", Boot(6), ERROR),),
+        refused=(m.RanksRefused((("E1[0]", Boot(6)),), ERROR),),
         waiting_for="E0[0]",
         paused=ERROR,
     ),

@@ -453,11 +453,13 @@ class RankRelease(Part, frozen=True):
     key: VersionKey
 
 
-class RankRefused(Part, frozen=True):
-    """A rank (``who`` as in LostRank) of incarnation ``boot`` that the run refuses."""
+class RanksRefused(Part, frozen=True):
+    """Ranks that the run refuses with one report, each as (who as in LostRank, boot).
 
-    who: str
-    boot: Boot
+    One report for all: a refused run of hundreds of ranks must still fit a frame.
+    """
+
+    ranks: tuple[tuple[str, Boot], ...]
     error: WireError
 
 
@@ -503,7 +505,7 @@ class Goal(Struct, frozen=True):
     retained: tuple[VersionKey, ...]
     attempt_boot: Boot
     next_version: Version
-    refused: tuple[RankRefused, ...] = ()
+    refused: tuple[RanksRefused, ...] = ()
     waiting_for: str = ""
     paused: WireError | None = None
 

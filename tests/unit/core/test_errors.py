@@ -7,8 +7,10 @@ import pytest
 
 from tests.golden_text import check_golden
 from weightd.core.errors import (
+    WIRE_VIOLATIONS,
     ConfigError,
     InternalInvariantBroken,
+    MoreViolations,
     Refused,
     UnknownRemoteError,
     WeightdError,
@@ -19,6 +21,8 @@ from weightd.core.errors import (
     ranges,
     some,
 )
+from weightd.core.plan.violations import BlockCut
+from weightd.core.roster.declaration_violations import RosterShape
 
 CONFIG = ConfigError("node", "a b", "must hold no space", "weightd.toml")
 INTERNAL = InternalInvariantBroken("J3", "commit v6 after v7")
@@ -58,6 +62,28 @@ def test_a_report_flattens_to_its_violations() -> None:
     assert flatten([CONFIG, Refused("outer", (inner, CONFIG), "")]) == (CONFIG, INTERNAL, CONFIG)
 
 
+def test_a_report_of_thousands_travels_with_its_count_and_stays_the_same_when_sent_on() -> None:
+    report = Refused("run r", (INTERNAL, *[ConfigError(f"f{i}", "", "x") for i in range(5000)]), "nothing was sent")
+    once = crossed(report)
+
+    assert isinstance(once, Refused)
+    assert str(once).splitlines()[0] == "E_REFUSED: run r refused: 5001 violations"
+    assert isinstance(once.violations[-1], MoreViolations)
+    assert (len(once.violations), once.violations[-1].by_code) == (
+        WIRE_VIOLATIONS + 1,
+        {"E_CONFIG": 5001 - WIRE_VIOLATIONS},
+    )
+    assert str(crossed(once)) == str(once)
+    assert len(msgspec.msgpack.encode(report.to_wire())) < 64 << 10
+    assert len(report.violations) == 5001
+
+
+def test_two_classes_of_one_code_are_told_apart_by_their_fields() -> None:
+    for error in (BlockCut("w", 0, 128, 100), RosterShape(counts=2, offsets=1)):
+        assert type(crossed(error)) is type(error)
+        assert str(crossed(error)) == str(error)
+
+
 def test_lists_ranges_and_sizes_in_texts() -> None:
     assert some(range(10)) == "[0, 1, 2, 3, 4, 5, 6, 7 and 2 more]"
     assert ranges([15, 6, 7, 14, 3]) == "3, 6-7, 14-15"
@@ -70,6 +96,7 @@ def test_lists_ranges_and_sizes_in_texts() -> None:
     [
         ("E_CONFIG", CONFIG),
         ("E_INTERNAL", INTERNAL),
+        ("E_MORE", MoreViolations(4288, {"E_ELEM_UNCOVERED": 4200, "E_NAME": 88})),
         ("E_REMOTE", UnknownRemoteError("E_TOMORROW", "E_TOMORROW: the sky")),
         ("E_REFUSED", Refused("run r", (CONFIG, INTERNAL), "nothing was sent; engines still serve v6")),
     ],
