@@ -72,7 +72,7 @@ class Descriptors:
         ranks = frozenset(s.rank for s in plan.sources if isinstance(s, TrainerSource))
         pools = dict(self._daemon.hooks.offered(hook.run, ranks))
         if any(isinstance(s, LandingSource) for s in plan.sources):
-            pools |= {PoolKey(LANDING, half, 0): pool for half, pool in enumerate(run.planning.landing.halves)}
+            pools |= {PoolKey(LANDING, half, 0): pool for half, pool in enumerate(plans.halves)}
         return pools
 
     def on_closed(self, session: int) -> None:

@@ -25,6 +25,7 @@ from weightd.core.session.events import EpochPlanned, EpochProved
 from weightd.core.units import EngineId, NodeId, RolloutRank, TrainerRank
 from weightd.core.wire.blobs import blob_digest
 from weightd.core.wire.messages import EpochSpec, NodePlanDigest
+from weightd.daemon.bulk.landing import Halves
 
 KEPT_LAYOUTS = 4096
 """Layouts kept by digest: those of a few epochs of the largest roster that is planned here."""
@@ -54,7 +55,7 @@ def layout_digests(spec: EpochSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(digests))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class EpochPlans:
     """All that is planned for an epoch.
 
@@ -64,6 +65,7 @@ class EpochPlans:
         proof: Coverage.
         plans: Plan of every node; a node serves others by their plans.
         snapshot_nbytes: Bytes that the trainer ranks copy into their slots for a version.
+        halves: The landing that this node's plan was made over; see ``Planning``.
         rank_blobs: Encoded plans of this node's rollout ranks, by rank: (digest, bytes); see ``encode_plans``.
     """
 
@@ -72,6 +74,7 @@ class EpochPlans:
     proof: CoverageProof
     plans: dict[NodeId, NodePlan]
     snapshot_nbytes: int
+    halves: Halves = Halves()
     rank_blobs: dict[RolloutRank, tuple[str, bytes]] = field(default_factory=dict)
 
     def proved(self) -> EpochProved:

@@ -22,7 +22,6 @@ from weightd.core.session.events import FetchAdvanced, FetchEnded
 from weightd.core.units import NodeId, Op, Term, VersionKey
 from weightd.core.wire.faults import PeerLost, TicketRefused, TransferCancelled, TransferDeadline
 from weightd.core.wire.messages import Ticket, TicketWanted
-from weightd.daemon.bulk.landing import Landing
 from weightd.daemon.bulk.port import BulkClient, FetchJob, Stop
 from weightd.daemon.config import Config
 from weightd.daemon.epochs import EpochPlans
@@ -56,7 +55,6 @@ class Fetches:
 
     Attributes:
         config: The daemon's.
-        landing: Where bytes land.
         client: The transport.
         inbox: Gets progress and outcome.
         ask: Sends a request for a ticket to a node.
@@ -65,7 +63,6 @@ class Fetches:
     """
 
     config: Config
-    landing: Landing
     client: BulkClient
     inbox: Inbox
     ask: Callable[[NodeId, TicketWanted], None]
@@ -124,8 +121,9 @@ class Fetches:
     async def _land(self, running: _Running) -> int:
         plan = running.plans.plans[self.config.node]
         held = Description(self.term(), running.key, plan.digest, len(plan.fetch.buckets))
-        self.landing.begin(running.half, held)
-        running.landed = set(self.landing.landed(running.half, held))
+        halves = running.plans.halves
+        halves.begin(running.half, held)
+        running.landed = set(halves.landed(running.half, held))
         running.nbytes = sum(b.nbytes for b in plan.fetch.buckets if b.index in running.landed)
         failures: list[WeightdError] = []
         async with anyio.create_task_group() as tasks:
@@ -135,7 +133,7 @@ class Fetches:
             raise failures[0]
         if running.stop.is_set:
             raise TransferCancelled("every node", str(running.key))
-        return self.landing.finish(running.half)
+        return halves.finish(running.half)
 
     async def _from_sender(
         self, running: _Running, fetch: FetchPlan, sender: NodeId, failures: list[WeightdError]
@@ -200,7 +198,7 @@ class Fetches:
             key=running.key,
             buckets=lacking,
             of=len(fetch.buckets),
-            landing=self.landing.halves[running.half].payload,
+            landing=running.plans.halves[running.half].payload,
             streams=self.config.limits.bulk_streams,
             deadline_at=running.deadline_at,
             fetch_s=deadlines.fetch_s,
@@ -226,5 +224,5 @@ class Fetches:
         running.landed.add(bucket.index)
         running.nbytes += bucket.nbytes
         self._wire[running.key] = self._wire.get(running.key, 0) + bucket.nbytes
-        self.landing.mark(running.half, bucket)
+        running.plans.halves.mark(running.half, bucket)
         self.inbox.repeat(FetchAdvanced(running.key, running.op, running.nbytes))

@@ -56,8 +56,8 @@ class Planning:
                 plans = await anyio.to_thread.run_sync(plan_epoch, spec, layouts, self.node)
                 before = self.landing.halves
                 nbytes = plans.plans[self.node].fetch.landing_nbytes
-                await anyio.to_thread.run_sync(self.landing.provide, nbytes)
-                self._landing_serial += self.landing.halves is not before
+                plans.halves = await anyio.to_thread.run_sync(self.landing.provide, nbytes)
+                self._landing_serial += plans.halves is not before
                 await anyio.to_thread.run_sync(encode_plans, plans, self.node, self._landing_serial)
             except WeightdError as e:
                 return e
@@ -107,6 +107,7 @@ class Planning:
         self.adopted = epoch
         for old in [e for e in self._plans if e < epoch]:
             del self._plans[old]
+        self.landing.retire(plans.halves for plans in self._plans.values())
 
     @property
     def snapshot_nbytes(self) -> int:

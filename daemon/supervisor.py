@@ -129,7 +129,7 @@ class RunSupervisor:
         def ask(sender: NodeId, wanted: m.TicketWanted) -> None:
             house.to_peer(sender, run, node.following.term, trace_of(run, wanted.key), wanted)
 
-        fetches = Fetches(config, landing, TcpBulkClient(), inbox, ask, house.soon, lambda: node.following.term)
+        fetches = Fetches(config, TcpBulkClient(), inbox, ask, house.soon, lambda: node.following.term)
         serving = Serving(
             run,
             config.node,

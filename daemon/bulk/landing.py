@@ -18,6 +18,8 @@ from weightd.link.header import Description, pool_nbytes
 from weightd.link.memory import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weightd.core.plan.node_plan import Bucket
 
 HALVES = 2
@@ -59,44 +61,77 @@ class MemoryBudget:
             self._taken -= nbytes
 
 
-class Landing:
-    """Both halves.  ``provide`` and ``close`` take time and belong in a worker thread.
+class Halves(tuple[Pool, ...]):
+    """The pools of a landing, by half; an epoch's plan keeps those it was made over.
 
-    Attributes:
-        name: For texts: ``the landing of run grpo-7``.
+    While an epoch with a larger landing is planned, a version of the epoch before it is still fetched
+    into, and read from, the halves that its ranks have mapped.
     """
 
-    def __init__(self, name: str, budget: MemoryBudget) -> None:
-        self.name = name
-        self._budget = budget
-        self._halves: tuple[Pool, ...] = ()
-        self._outgrown: tuple[Pool, ...] = ()
-
-    @property
-    def halves(self) -> tuple[Pool, ...]:
-        """The pools, by half; none before the first ``provide``."""
-        return self._halves
+    __slots__ = ()
 
     @property
     def nbytes(self) -> int:
         """Payload of one half."""
-        return self._halves[0].payload_nbytes if self._halves else 0
+        return self[0].payload_nbytes if self else 0
 
-    def provide(self, nbytes: int) -> None:
-        """Have halves that carry ``nbytes`` each; what is large enough stays as it is.
+    def begin(self, half: int, held: Description) -> None:
+        """Say what is going to land in a half, before the first byte: its generation becomes odd.
+
+        Described as it is already and not complete, it keeps the buckets that are marked: the fetch goes on.
+        """
+        pool = self[half]
+        if pool.generation % 2 == 0:
+            pool.bump()
+            pool.header.describe(held)
+        elif pool.description != held:
+            pool.header.describe(held)
+
+    def mark(self, half: int, bucket: Bucket) -> None:
+        """Say that a bucket has landed and was checked, so that a restarted daemon need not fetch it again."""
+        header = self[half].header
+        if header.buckets_per_bit == 1:  # a bit that several buckets share says nothing of any one of them
+            header.mark((bucket.index,))
+
+    def landed(self, half: int, held: Description) -> frozenset[int]:
+        """Return the indices of the buckets of ``held`` that are in the half already."""
+        header = self[half].header
+        if header.description != held or header.buckets_per_bit != 1:
+            return frozenset()
+        return header.marked()
+
+    def finish(self, half: int) -> int:
+        """Say that all bytes are there, after the last one; return the generation that readers compare with."""
+        pool = self[half]
+        return pool.bump() if pool.generation % 2 else pool.generation
+
+
+class Landing:
+    """A run's landing.  ``provide`` and ``close`` take time and belong in a worker thread.
+
+    Attributes:
+        name: For texts: ``the landing of run grpo-7``.
+        halves: The newest pools; none before the first ``provide``.
+    """
+
+    def __init__(self, name: str, budget: MemoryBudget) -> None:
+        self.name = name
+        self.halves = Halves()
+        self._budget = budget
+        self._outgrown: list[Halves] = []
+
+    def provide(self, nbytes: int) -> Halves:
+        """Return halves that carry ``nbytes`` each; those that are large enough stay as they are.
 
         Larger halves take the whole contents of the smaller ones over, so that a committed version
-        stays readable.  The smaller ones are kept until the next growth: a fetch or a rank may
-        still use them.
+        stays readable.  The smaller ones are kept until ``retire``.
 
         Raises:
             BudgetExceeded: The node's budget does not allow it; nothing changed.
             MemoryExhausted: The host does not; nothing changed.
         """
-        if self._halves and nbytes <= self.nbytes:
-            return
-        self._drop(self._outgrown)
-        self._outgrown = ()
+        if self.halves and nbytes <= self.halves.nbytes:
+            return self.halves
         total = HALVES * pool_nbytes(nbytes)
         self._budget.take(self.name, total)
         made: list[Pool] = []
@@ -108,49 +143,30 @@ class Landing:
             for pool in made:
                 pool.close()
             raise
-        for old, new in zip(self._halves, made, strict=False):
+        for old, new in zip(self.halves, made, strict=False):
             _take_over(old, new)
-        self._outgrown, self._halves = self._halves, tuple(made)
+        if self.halves:
+            self._outgrown.append(self.halves)
+        self.halves = Halves(made)
+        return self.halves
 
-    def begin(self, half: int, held: Description) -> None:
-        """Say what is going to land in a half, before the first byte: its generation becomes odd.
-
-        Described as it is already and not complete, it keeps the buckets that are marked: the fetch goes on.
-        """
-        pool = self._halves[half]
-        if pool.generation % 2 == 0:
-            pool.bump()
-            pool.header.describe(held)
-        elif pool.description != held:
-            pool.header.describe(held)
-
-    def mark(self, half: int, bucket: Bucket) -> None:
-        """Say that a bucket has landed and was checked, so that a restarted daemon need not fetch it again."""
-        header = self._halves[half].header
-        if header.buckets_per_bit == 1:  # a bit that several buckets share says nothing of any one of them
-            header.mark((bucket.index,))
-
-    def landed(self, half: int, held: Description) -> frozenset[int]:
-        """Return the indices of the buckets of ``held`` that are in the half already."""
-        header = self._halves[half].header
-        if header.description != held or header.buckets_per_bit != 1:
-            return frozenset()
-        return header.marked()
-
-    def finish(self, half: int) -> int:
-        """Say that all bytes are there, after the last one; return the generation that readers compare with."""
-        pool = self._halves[half]
-        return pool.bump() if pool.generation % 2 else pool.generation
+    def retire(self, used: Iterable[Halves]) -> None:
+        """Give outgrown halves back that no plan in hand was made over."""
+        kept = {id(halves) for halves in used}
+        for halves in [h for h in self._outgrown if id(h) not in kept]:
+            self._outgrown.remove(halves)
+            self._drop(halves)
 
     def close(self) -> None:
         """Give everything back; ranks that have mapped a half keep it until they let go."""
-        self._drop((*self._halves, *self._outgrown))
-        self._halves = self._outgrown = ()
+        for halves in (*self._outgrown, self.halves):
+            self._drop(halves)
+        self._outgrown, self.halves = [], Halves()
 
-    def _drop(self, pools: tuple[Pool, ...]) -> None:
-        for pool in pools:
-            pool.close()
+    def _drop(self, halves: Halves) -> None:
+        for pool in halves:
             self._budget.give_back(pool.nbytes)
+            pool.close()
 
 
 def _take_over(old: Pool, new: Pool) -> None:

@@ -54,10 +54,9 @@ def _versions(rows: list[dict[str, Any]]) -> list[str]:
     def cell(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 
-    table = [
-        f"  {'version':>7} {'stage':10} {'update s':>9} {'eta':>6} {'alpha':>6} {'kappa':>6} "
-        f"{'sigma':>6} {'needed':>10}"
-    ]
+    names = ("version", "stage", "update s", "eta", "alpha", "kappa", "sigma", "needed")
+    widths = (7, -10, 9, 6, 6, 6, 6, 10)
+    table = ["  " + " ".join(f"{n:>{w}}" if w > 0 else f"{n:<{-w}}" for n, w in zip(names, widths, strict=True))]
     table += [
         f"  {row['version']:>7} {row['stage']:10} {cell(row['update_s'], 3):>9} {cell(row['eta'], 3):>6} "
         f"{cell(row['alpha'], 3):>6} {cell(row['kappa'], 3):>6} {cell(row['sigma'], 3):>6} "

@@ -100,11 +100,11 @@ def test_no_memory_leaves_the_budget_as_it_was(
 
 
 def fill(landing: Landing, half: int, value: int) -> int:
-    landing.begin(half, HELD)
+    landing.halves.begin(half, HELD)
     landing.halves[half].payload[:] = value
     for index in range(3):
-        landing.mark(half, bucket(index))
-    return landing.finish(half)
+        landing.halves.mark(half, bucket(index))
+    return landing.halves.finish(half)
 
 
 def test_a_committed_version_survives_growth(landing: Landing) -> None:
@@ -116,56 +116,71 @@ def test_a_committed_version_survives_growth(landing: Landing) -> None:
 
     assert np.all(landing.halves[0].payload[:5000] == 7)
     assert (generation, HELD) == (landing.halves[0].generation, landing.halves[0].description)
-    assert frozenset(range(3)) == landing.landed(0, HELD)
-    assert [False, False] == [half.closed for half in old]  # a rank may be reading them
-    landing.provide(12_000)
+    assert frozenset(range(3)) == landing.halves.landed(0, HELD)
+    larger = landing.provide(12_000)
+    landing.retire([old])
+    assert [False, False] == [half.closed for half in old]  # an epoch in hand was planned over them
+    landing.retire([larger])
     assert [True, True] == [half.closed for half in old]
     assert np.all(landing.halves[0].payload[:5000] == 7)
+    assert landing.halves is larger
+
+
+def test_outgrown_halves_count_against_the_budget_until_they_are_given_back(
+    landing: Landing, budget: MemoryBudget
+) -> None:
+    landing.provide(5000)
+    landing.provide(9000)
+    both = budget.taken_nbytes
+
+    landing.retire([])
+
+    assert (2 * (pool_nbytes(5000) + pool_nbytes(9000)), 2 * pool_nbytes(9000)) == (both, budget.taken_nbytes)
 
 
 def test_a_half_that_is_being_written_is_left_behind_by_growth(landing: Landing) -> None:
     landing.provide(5000)
-    landing.begin(1, HELD)
+    landing.halves.begin(1, HELD)
 
     landing.provide(9000)
 
     assert 0 == landing.halves[1].generation
-    assert frozenset() == landing.landed(1, HELD)
+    assert frozenset() == landing.halves.landed(1, HELD)
 
 
 def test_the_generation_is_odd_while_bytes_land(landing: Landing) -> None:
     landing.provide(10)
 
-    landing.begin(0, HELD)
+    landing.halves.begin(0, HELD)
     assert 1 == landing.halves[0].generation
-    landing.begin(0, HELD)
+    landing.halves.begin(0, HELD)
     assert 1 == landing.halves[0].generation
-    assert 2 == landing.finish(0)
-    assert 2 == landing.finish(0)
+    assert 2 == landing.halves.finish(0)
+    assert 2 == landing.halves.finish(0)
     assert 0 == landing.halves[1].generation
 
 
 def test_a_fetch_that_is_begun_again_keeps_what_landed(landing: Landing) -> None:
     landing.provide(10)
-    landing.begin(0, HELD)
-    landing.mark(0, bucket(2))
+    landing.halves.begin(0, HELD)
+    landing.halves.mark(0, bucket(2))
 
-    landing.begin(0, HELD)
-    assert frozenset([2]) == landing.landed(0, HELD)
+    landing.halves.begin(0, HELD)
+    assert frozenset([2]) == landing.halves.landed(0, HELD)
 
     another = HELD._replace(key=VersionKey(Version(8), HELD.key.attempt))
-    landing.begin(0, another)
-    assert frozenset() == landing.landed(0, another)
-    assert frozenset() == landing.landed(0, HELD)
+    landing.halves.begin(0, another)
+    assert frozenset() == landing.halves.landed(0, another)
+    assert frozenset() == landing.halves.landed(0, HELD)
 
 
 def test_a_bit_of_several_buckets_says_nothing_of_one(landing: Landing) -> None:
     landing.provide(10)
     many = HELD._replace(buckets=BITMAP_BITS + 1)
-    landing.begin(0, many)
-    landing.mark(0, bucket(0))
+    landing.halves.begin(0, many)
+    landing.halves.mark(0, bucket(0))
 
-    assert frozenset() == landing.landed(0, many)
+    assert frozenset() == landing.halves.landed(0, many)
 
 
 def test_the_text_of_a_budget_adds_up() -> None:
