@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from weightd.core.session.leader import LeaderMachine
-    from weightd.core.session.node import NodeMachine
-    from weightd.core.wire.messages import CommitNote, ReceiverReport
+    from weightd.core.wire.messages import CommitNote, EpochSpec, ReceiverReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +51,11 @@ class WorldFacts:
 
     Attributes:
         leader: The machine that leads, if one does.
-        nodes: The machine of every node.
         ranks: Every rollout rank whose process lives.
         commits: Every commit that was ever journaled, oldest first.
     """
 
     leader: LeaderMachine | None
-    nodes: Sequence[NodeMachine]
     ranks: Sequence[RankFacts]
     commits: Sequence[CommitNote]
 
@@ -75,7 +72,8 @@ def leader_faults(leader: LeaderMachine) -> list[str]:
     applying = {t.key for t in s.turns.values() if t.phase in (Phase.WRITING, Phase.DONE)}
     if len(applying) > 1:
         faults.append(f"J1: {len(applying)} versions are being applied: {sorted(applying)}")
-    return [*faults, *_count_faults(leader), *_epoch_faults(leader), *_byte_faults(leader)]
+    spec = s.epoch
+    return [*faults, *_count_faults(leader), *(_epoch_faults(spec) if spec else ()), *_byte_faults(leader)]
 
 
 def _count_faults(leader: LeaderMachine) -> Iterable[str]:
@@ -91,21 +89,20 @@ def _unbounded(leader: LeaderMachine) -> bool:
     return leader.stage_deadline() is None and leader.state.journal.oldest_at() is None and not waits_for_ranks
 
 
-def _epoch_faults(leader: LeaderMachine) -> Iterable[str]:
+def _epoch_faults(spec: EpochSpec) -> tuple[str, ...]:
     """I1-I3: every declared rank is in the epoch, or its engine is down, once and on one node."""
-    spec = leader.state.epoch
-    if spec is None:
-        return
+    found: list[str] = []
     if [p.rank for p in spec.trainers] != list(range(spec.roster.world)):
-        yield f"I1: epoch {spec.epoch} has trainer ranks {[p.rank for p in spec.trainers]} of {spec.roster.world}"
+        found.append(f"I1: epoch {spec.epoch} has trainer ranks {[p.rank for p in spec.trainers]}")
     places = Counter(RolloutRank(p.engine, p.k) for p in spec.receivers)
     for engine in spec_engines(spec):
         expected = engine_ranks(spec.roster, engine)
         if any(places[who] != 1 for who in expected):
-            yield f"I2: engine {engine} of epoch {spec.epoch}: {sum(places[w] for w in expected)} of {len(expected)}"
+            found.append(f"I2: engine {engine} of epoch {spec.epoch} has {[places[w] for w in expected]} of each rank")
     up = sum(e.size for e in spec.roster.engines if EngineId(e.id) in spec_engines(spec))
     if up != len(spec.receivers):
-        yield f"I3: epoch {spec.epoch} has {len(spec.receivers)} rollout ranks, engines that are not down have {up}"
+        found.append(f"I3: epoch {spec.epoch} has {len(spec.receivers)} rollout ranks, its engines have {up}")
+    return tuple(found)
 
 
 def _byte_faults(leader: LeaderMachine) -> Iterable[str]:
@@ -127,12 +124,12 @@ def _byte_faults(leader: LeaderMachine) -> Iterable[str]:
 
 def world_faults(facts: WorldFacts) -> list[str]:
     """Return the rules that do not hold."""
-    return [
-        *(leader_faults(facts.leader) if facts.leader is not None else ()),
-        *_commit_faults(facts.commits),
-        *_rank_faults(facts),
-        *_engine_faults(facts),
-    ]
+    return [*(leader_faults(facts.leader) if facts.leader is not None else ()), *rank_faults(facts)]
+
+
+def rank_faults(facts: WorldFacts) -> list[str]:
+    """Return the rules that do not hold between ranks, engines and commits; the leader's own are left out."""
+    return [*_commit_faults(facts.commits), *_rank_faults(facts), *_engine_faults(facts)]
 
 
 def check_world(facts: WorldFacts) -> None:

@@ -153,6 +153,7 @@ class RunState:
     def new_turn(self, engine: EngineId, key: VersionKey, op: Op, now: float) -> EngineTurn:
         """Return a turn at its start; an engine that is up stays up."""
         before = self.turns.get(engine)
+        behind = self._is_behind(engine)
         planned = {w: self.epochs.rank_nbytes.get(w, 0) for w in self.seats(engine)}
         return self.turn_class(
             engine,
@@ -165,8 +166,16 @@ class RunState:
             Phase.PAUSING,
             now,
             up=before.up if before else False,
+            behind=behind,
+            left_out=before.error() if before and behind else None,
             began_at=now,
         )
+
+    def _is_behind(self, engine: EngineId) -> bool:
+        """Whether a rank of an engine does not hold the last commit."""
+        committed = self.ledger.committed.key
+        entries = [self.view.receiver(w, s.node, s.boot) for w, s in self.seats(engine).items()]
+        return committed != NO_KEY and any(e is None or e.report.base != committed for e in entries)
 
     def bring_back(self, engine: EngineId, now: float) -> None:
         """Give an engine that came, or came back, the orders that its ranks' states ask for."""

@@ -106,6 +106,9 @@ class EngineTurn:
         written: Whether ``write`` was ordered.
         cause: Why it was left out, the first thing that went wrong.
         failure: Report of the version, where it failed.
+        behind: Whether its bytes are not those of the last commit: then it is fenced where others go back to base,
+            or it would serve an old version beside engines that serve the last one.
+        left_out: Why it is behind, where that is known.
     """
 
     engine: EngineId
@@ -121,6 +124,8 @@ class EngineTurn:
     written: bool = False
     cause: WeightdError | None = None
     failure: WireError | None = None
+    behind: bool = False
+    left_out: WireError | None = None
     began_at: float = 0.0
     stall: StallClock | None = None
     waiting: tuple[str, ...] = field(default=())
@@ -134,12 +139,16 @@ class EngineTurn:
 
     def order(self) -> Order:
         """Return the order for all its ranks."""
+        if self.behind and self.phase in (Phase.LEAVING, Phase.ABORTING, Phase.ABORTED):
+            return "fence"
         if self.phase is Phase.DOWN:
             return "fence" if self.written else "abort"
         return _ORDERS[self.phase]
 
     def error(self) -> WireError | None:
         """Return why, with an order that ends the version for this engine."""
+        if self.phase is Phase.LEAVING:
+            return self.left_out if self.behind else None
         if self.phase in (Phase.ABORTING, Phase.ABORTED):
             return self.failure
         if self.phase not in (Phase.FENCING, Phase.FENCED, Phase.SEVERED, Phase.DOWN) or self.cause is None:
@@ -234,7 +243,7 @@ class EngineTurn:
     def _leaving(self, view: View, now: float) -> None:
         """Every rank leaves, so that none runs a collective alone; then the pause is ordered again."""
         reports = self._reports(view)
-        self.waiting = tuple(f"{w} to leave" for w, r in reports.items() if not (r and self._left(r)))
+        self.waiting = tuple(f"{w} to leave" for w, r in reports.items() if not (r and self._left(view, w, r, now)))
         if not self.waiting:
             self._enter(Phase.PAUSING, now)
         else:
@@ -301,7 +310,7 @@ class EngineTurn:
     def _aborting(self, view: View, now: float) -> None:
         died = [w for w in self.seats if self._presence(view, w, now).died]
         reports = self._reports(view)
-        open_ = [w for w, r in reports.items() if w not in died and not (r and self._aborted(r))]
+        open_ = [w for w, r in reports.items() if w not in died and not (r and self._aborted(view, w, r, now))]
         self.waiting = tuple(f"{w} to answer the abort" for w in open_)
         if not open_ or now - self.since >= self.limits.restart_s:
             self.up = self.up and not died and not open_
@@ -344,7 +353,9 @@ class EngineTurn:
     def _paused(self, r: ReceiverReport) -> bool:
         return self._about(r) and r.state in ("paused", "applying", "applied")
 
-    def _left(self, r: ReceiverReport) -> bool:
+    def _left(self, view: View, who: RolloutRank, r: ReceiverReport, now: float) -> bool:
+        if self.behind:
+            return self._fenced(view, who, r, now) and not r.leave
         return r.op == self.op and r.state in BASES and not r.leave
 
     def _applied(self, who: RolloutRank, r: ReceiverReport) -> bool:
@@ -353,7 +364,9 @@ class EngineTurn:
     def _holds_commit(self, r: ReceiverReport) -> bool:
         return r.committed == self.key and (r.base == self.key or (r.state == "applied" and r.key == self.key))
 
-    def _aborted(self, r: ReceiverReport) -> bool:
+    def _aborted(self, view: View, who: RolloutRank, r: ReceiverReport, now: float) -> bool:
+        if self.behind:
+            return self._fenced(view, who, r, now)
         return r.op >= self.op and r.state in BASES
 
     def _fenced(self, view: View, who: RolloutRank, r: ReceiverReport, now: float) -> bool:

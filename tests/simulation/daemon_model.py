@@ -174,7 +174,7 @@ class DaemonModel:
 
     def _leader_handles(self, event: ev.LeaderEvent) -> None:
         if self.leader is not None:
-            self._carry_out(self.leader.handle(event, self.world.clock.now))
+            self._carry_out(self.leader.handle(event, self.world.clock.now), leader_stepped=True)
 
     def _wake(self) -> None:
         """Ask to be woken at the machines' next deadline."""
@@ -192,14 +192,14 @@ class DaemonModel:
         for machine in (self.machine, self.leader):
             due = machine.next_deadline() if machine is not None else None
             if machine is not None and due is not None and due <= now:
-                self._carry_out(machine.on_deadline(now))
+                self._carry_out(machine.on_deadline(now), leader_stepped=machine is self.leader)
         self._wake()
 
-    def _carry_out(self, effects: list[ev.NodeEffect] | list[ev.LeaderEffect]) -> None:
+    def _carry_out(self, effects: list[ev.NodeEffect] | list[ev.LeaderEffect], *, leader_stepped: bool = False) -> None:
         for effect in effects:
             self._do(effect)
         self._wake()
-        self.world.stepped()
+        self.world.stepped(leader_stepped=leader_stepped)
 
     def _do(self, effect: ev.NodeEffect | ev.LeaderEffect) -> None:
         match effect:

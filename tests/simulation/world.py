@@ -18,7 +18,7 @@ from tests.simulation.scene import QUIET_DAY, Chaos, Scene
 from weightd.core.errors import WireError
 from weightd.core.session.events import Note
 from weightd.core.session.faults import JournalFailed
-from weightd.core.session.invariants import WorldFacts, lease_fault, world_faults
+from weightd.core.session.invariants import WorldFacts, lease_fault, rank_faults, world_faults
 from weightd.core.session.leader import LeaderMachine
 from weightd.core.session.node import NodeMachine
 from weightd.core.units import NO_KEY, Boot, NodeId, TrainerRank, VersionKey
@@ -172,13 +172,13 @@ class World:
 
     # ------------------------------------------------------------ the oracle
 
-    def stepped(self) -> None:
-        """Check every rule."""
+    def stepped(self, *, leader_stepped: bool) -> None:
+        """Check every rule; those of the leader alone when it is the leader that stepped."""
         if not self.check:
             return
         ranks = [r.facts() for r in self.receivers.values() if r.alive]
-        nodes = [d.machine for d in self.daemons.values()]
-        faults = world_faults(WorldFacts(self.leader(), nodes, ranks, self.commits))
+        facts = WorldFacts(self.leader(), ranks, self.commits)
+        faults = world_faults(facts) if leader_stepped else rank_faults(facts)
         if faults:
             self.broken(faults[0])
 

@@ -23,7 +23,7 @@ def facts(
 
 def world(bench: LeaderBench, *ranks: RankFacts, commits: tuple[CommitNote, ...] = ()) -> list[str]:
     """Return what is broken."""
-    return world_faults(WorldFacts(bench.machine, (), ranks, commits or (bench.told().committed,)))
+    return world_faults(WorldFacts(bench.machine, ranks, commits or (bench.told().committed,)))
 
 
 def test_a_run_in_order_breaks_nothing() -> None:
@@ -32,7 +32,7 @@ def test_a_run_in_order_breaks_nothing() -> None:
     ranks = [facts("E0", k, "serving", key(1), key(1)) for k in (0, 1)] + [facts("E1", 0, "serving", key(1), key(1))]
 
     assert [] == world(bench, *ranks)
-    check_world(WorldFacts(bench.machine, (), ranks, (bench.told().committed,)))
+    check_world(WorldFacts(bench.machine, ranks, (bench.told().committed,)))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_broken_rule_is_found_by_name(rule: str, ranks: list[RankFacts]) -> No
 
     assert [rule] == [f.split(":")[0] for f in found]
     with pytest.raises(InternalInvariantBroken, match=rule):
-        check_world(WorldFacts(bench.machine, (), ranks, commits))
+        check_world(WorldFacts(bench.machine, ranks, commits))
 
 
 @pytest.mark.parametrize(

@@ -489,6 +489,40 @@ def test_leave_is_answered_by_write_when_all_are_paused() -> None:
     assert "write" == bench.order("E0").order
 
 
+def _left_behind() -> LeaderBench:
+    """Return a run in which E0 was fenced from version 2, and version 3 is prepared."""
+    bench = LeaderBench().ready().commit(1).prepare(2).apply("E1")
+    bench.all_in("E0", "refused", base=key(1)).all_in("E0", "fenced", base=key(1)).acknowledge("E1")
+    return bench.prepare(3)
+
+
+def test_an_engine_that_missed_a_commit_is_fenced_where_others_leave() -> None:
+    """Found by random schedules: it went back to its base and served v1 beside an engine that served v2."""
+    bench = _left_behind()
+
+    bench.state(E00, "paused", base=key(1), leave=True)
+    error = bench.order("E0").error
+    assert "fence" == bench.order("E0").order
+    assert error is not None
+    assert "E_POISONED" == error.code
+    bench.all_in("E0", "fenced", base=key(1))
+
+    assert "pause" == bench.order("E0").order
+
+
+def test_an_engine_that_missed_a_commit_is_fenced_where_others_are_aborted() -> None:
+    bench = _left_behind()
+    bench.all_in("E0", "refused", base=key(1)).all_in("E1", "refused", base=key(2))
+    bench.all_in("E0", "fenced", base=key(1)).all_in("E1", "fenced", base=key(2))
+
+    assert "failed" == bench.stage
+    assert {"E0": "fence", "E1": "abort"} == bench.orders()
+
+    bench.state(E10, "serving", base=key(2)).all_in("E0", "fenced", base=key(1))
+
+    assert "idle" == bench.stage
+
+
 # ------------------------------------------------------------ COMMITTED
 
 
