@@ -74,7 +74,7 @@ class EpochPlans:
     proof: CoverageProof
     plans: dict[NodeId, NodePlan]
     snapshot_nbytes: int
-    halves: Halves = Halves()
+    halves: Halves = field(default_factory=Halves)
     rank_blobs: dict[RolloutRank, tuple[str, bytes]] = field(default_factory=dict)
 
     def proved(self) -> EpochProved:

@@ -93,9 +93,7 @@ def layout(nbytes: int, base: int = 0, region: int = 0) -> Layout:
     return builder.build()
 
 
-@pytest.mark.parametrize(
-    ("size", "base", "region", "fits"), [(4096, 0, 0, True), (4096, 64, 0, False), (64, 0, 1, False)]
-)
+@pytest.mark.parametrize("size, base, region, fits", [(4096, 0, 0, True), (4096, 64, 0, False), (64, 0, 1, False)])
 def test_every_buffer_must_lie_in_its_region(size: int, base: int, region: int, fits: bool) -> None:
     error = check_layout(trainer(), layout(size, base, region))
 

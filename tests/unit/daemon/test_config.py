@@ -64,7 +64,7 @@ def test_peers_deadlines_and_limits_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "field", "why"),
+    "text, field, why",
     [
         ("", "node", "must be set"),
         ('node = "a b"', "node", "printable"),

@@ -12,7 +12,7 @@ from weightd.core.units import Attempt, Boot, NodeId, Term, Version, VersionKey
 from weightd.daemon.bulk.faults import BudgetExceeded
 from weightd.daemon.bulk.landing import Landing, MemoryBudget
 from weightd.link.faults import MemoryExhausted
-from weightd.link.header import BITMAP_BITS, Description
+from weightd.link.header import BITMAP_BITS, Description, pool_nbytes
 from weightd.link.memory import Pool
 
 HELD = Description(Term(1), VersionKey(Version(7), Attempt(Boot(9), 1)), "ab" * 16, 3)
