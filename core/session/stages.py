@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 from weightd.core.errors import Refused, WeightdError, error_from_wire
 from weightd.core.session.clocks import stall_clock
+from weightd.core.session.collecting import layout_skew, not_published, publishers_lost, rank_lost, version_skew
 from weightd.core.session.epochs import spec_engines, spec_nodes
 from weightd.core.session.faults import (
     DeadlinePassed,
-    LayoutSkew,
-    RankLost,
     RunPaused,
-    VersionSkew,
     still_served,
 )
 from weightd.core.session.records import Committed, EpochTaken, Failed, Prepared, Started
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from weightd.core.session.run_state import RunState
     from weightd.core.session.turns import EngineTurn
     from weightd.core.units import NodeId
-    from weightd.core.wire.messages import EpochSpec, FetchState, TrainerPlace
+    from weightd.core.wire.messages import EpochSpec, FetchState
 
 
 class Stages:
@@ -175,52 +173,30 @@ class Stages:
     # ------------------------------------------------------------ COLLECTING
 
     def _collecting(self, now: float) -> None:
-        s = self._s
-        spec = self._spec()
-        missing: list[TrainerPlace] = []
-        for place in spec.trainers:
-            slot = s.view.slot_with(place.rank, place.node, place.boot, s.key)
-            if slot is None:
-                missing.append(place)
-            elif slot.layout_digest != place.layout_digest:
-                digests = (slot.layout_digest, place.layout_digest)
-                self._fail((LayoutSkew(s.key.version, place.rank, *digests, spec.epoch, s.serving),), now)
-                return
-        faults = self._collect_faults(spec, missing, now)
+        s, spec = self._s, self._spec()
+        missing = not_published(s, spec, s.key)
+        skews = (layout_skew(s, spec, s.key), version_skew(s, spec, s.key))
+        faults = (*publishers_lost(s, missing, now), *(skew for skew in skews if skew is not None))
         if faults:
             self._fail(faults, now)
         elif not missing:
             s.stall = stall_clock(s.limits.fetch_stall_s, now)
             s.enter("fetching", now)
         else:
+            self._refuse_passed(spec, now)
             s.waiting = tuple(f"trainer {p.rank} (node {p.node}) to publish v{s.key.version}" for p in missing)
             self._limit("collect_s", s.limits.collect_s, now)
 
-    def _collect_faults(self, spec: EpochSpec, missing: list[TrainerPlace], now: float) -> tuple[WeightdError, ...]:
-        """Return why the version cannot be completed: a rank is lost, or has gone past it."""
-        s = self._s
-        lost: list[WeightdError] = []
-        elsewhere: dict[str, str] = {}
-        for place in missing:
-            presence = s.view.rank(place.rank, place.node, place.boot, now)
-            if presence.kind == "gone":
-                lost.append(self._rank_lost(place, presence.why))
-            entry = s.view.trainer(place.rank, place.node, place.boot)
-            past = [x.key for x in entry.slots if self._is_past(x.key)] if entry else []
-            if past:
-                elsewhere[f"trainer {place.rank}"] = str(min(past))
-        if elsewhere:
-            gone = {p.rank for p in missing}
-            published = tuple(int(p.rank) for p in spec.trainers if p.rank not in gone)
-            lost.append(VersionSkew(s.key.version, published, elsewhere, len(spec.trainers), s.serving))
-        return tuple(lost)
+    def _refuse_passed(self, spec: EpochSpec, now: float) -> None:
+        """Fail late publishes below the version in hand that others have gone past.
 
-    def _is_past(self, key: VersionKey) -> bool:
-        """Whether a rank that shows ``key``, and not the version in hand, has gone past it."""
-        s = self._s
-        if key == NO_KEY or key in s.ledger.failures or key.attempt.boot != s.ledger.attempt_boot:
-            return False
-        return key.version > s.key.version or (key.version == s.key.version and key != s.key)
+        One may hold the slot that its rank needs for the version in hand.
+        """
+        for key in self._s.ledger.undecided(self._s.view):
+            if key.version < self._s.key.version and key not in self._failing:
+                skew = version_skew(self._s, spec, key)
+                if skew is not None:
+                    self._refuse_key(key, skew, now)
 
     # ------------------------------------------------------------ FETCHING
 
@@ -261,7 +237,7 @@ class Stages:
             offered = s.view.slot_with(place.rank, place.node, place.boot, s.key) is not None
             node_gone = s.view.node(place.node, now).kind == "gone"
             if node_gone or (not offered and presence.kind != "away"):
-                lost.append(self._rank_lost(place, presence.why or "it does not offer the version any more"))
+                lost.append(rank_lost(s, place, presence.why or "it does not offer the version any more"))
         return lost
 
     def _needed_nodes(self, spec: EpochSpec, now: float) -> list[NodeId]:
@@ -381,8 +357,3 @@ class Stages:
     def _late(self, setting: str, limit_s: float, waited_s: float) -> DeadlinePassed:
         s = self._s
         return DeadlinePassed(s.stage, s.waiting, s.key.version, None, waited_s, limit_s, setting, s.serving)
-
-    def _rank_lost(self, place: TrainerPlace, why: str) -> RankLost:
-        s = self._s
-        pid = s.pid_of(place.rank, place.boot)
-        return RankLost(rank_name(place.rank), place.node, pid, why, s.stage, s.key.version, s.serving)

@@ -41,6 +41,7 @@ class PublisherModel:
     memory: list[Memory] = field(default_factory=list)
     keys: list[VersionKey] = field(default_factory=list)
     outcomes: dict[VersionKey, str] = field(default_factory=dict)
+    made: list[VersionKey] = field(default_factory=list)
     _seq: int = 0
     _busy: bool = False
 
@@ -66,7 +67,7 @@ class PublisherModel:
         self.ledger = Ledger(self.rank)
         self.memory = [Memory() for _ in range(SLOTS)]
         self.keys = [NO_KEY] * SLOTS
-        self.step = len(self.world.steps)
+        self.step, self.made = len(self.world.steps), []
         self._seq, self._busy, self.greeted = 0, False, True
         daemon = self.world.daemons[self.world.scene.node_of(self.rank)]
         for i, memory in enumerate(self.memory):
@@ -126,9 +127,14 @@ class PublisherModel:
         if not self.alive or self.boot != boot:
             return
         goal = self.ledger.goal
-        if goal.epoch and goal.paused is None and not self._busy and NO_KEY in self.keys:
+        ready = goal.epoch and goal.paused is None and not self._busy and NO_KEY in self.keys
+        if ready and self._may_step():
             self._publish()
         self.world.clock.after(self.world.clock.between(0.3, 1.5), lambda: self._train(boot))
+
+    def _may_step(self) -> bool:
+        """Trainer ranks meet in collectives: none is more than a step ahead of one that lives."""
+        return all(self.step <= p.step for p in self.world.publishers if p.alive)
 
     def _publish(self) -> None:
         if self.step == len(self.world.steps):
@@ -154,7 +160,7 @@ class PublisherModel:
         self.memory[slot].end(key)
         self.keys[slot], self._busy = key, False
         self.ledger.published(key)
-        self.world.published.append(key)
+        self.made.append(key)
         self.report()
 
     @property

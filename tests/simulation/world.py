@@ -83,7 +83,6 @@ class World:
         self.steps: list[int] = []
         self.least_version = 1
         self.trains_until = float("inf")
-        self.published: list[VersionKey] = []
         self.notes: list[tuple[float, Note]] = []
         self.refusals: list[tuple[str, str]] = []
         self.stale_copies = 0
@@ -245,6 +244,24 @@ class World:
             r.alive and r.machine.state == "serving" and r.machine.base.version >= version
             for r in self.receivers.values()
         )
+
+    def standing(self) -> dict[str, object]:
+        """Return where everybody stands, for the report of a schedule that does not go on."""
+        leader = self.leader()
+        ranks = {str(w): (m.alive, m.machine.state, str(m.machine.base)) for w, m in self.receivers.items()}
+        trainers = {int(p.rank): (p.alive, [str(k) for k in p.keys]) for p in self.publishers}
+        return {"leader": leader.status(self.clock.now) if leader else None, "ranks": ranks, "trainers": trainers}
+
+    def unanswered(self) -> list[str]:
+        """Return the versions that a living trainer rank published, that are decided, and that it was not told of."""
+        last = self.last_version()
+        return [
+            f"trainer {p.rank}: {key}"
+            for p in self.publishers
+            if p.alive
+            for key in p.made
+            if key.version < last and key not in p.outcomes and not p.ledger.committed(key.version)
+        ]
 
     def calm(self) -> None:
         """Faults stop: what is dead starts again, what is frozen thaws."""

@@ -46,6 +46,18 @@ def test_a_rank_that_is_ahead_with_its_other_slot_is_no_skew() -> None:
     assert ("fetching", key(1)) == (bench.stage, bench.told().key)
 
 
+def test_a_late_publish_that_others_have_gone_past_does_not_hold_up_the_version_in_hand() -> None:
+    """Found by random schedules: the late bytes held the slot that their rank needed for the version in hand."""
+    bench = LeaderBench().ready().publish(0, key(2))
+    assert ("collecting", key(2)) == (bench.stage, bench.told().key)
+
+    bench.publish(1, key(1))
+
+    assert ["E_REFUSED", "E_VERSION_SKEW"] == codes(bench.failure(key(1)))
+    assert [(1, 0, key(1))] == [(int(r.rank), r.slot, r.key) for r in bench.told().release]
+    assert ("collecting", key(2)) == (bench.stage, bench.told().key)
+
+
 def test_a_number_that_does_not_grow_is_refused_by_name_and_its_slot_is_free() -> None:
     bench = LeaderBench().ready().commit(1).commit(2)
 
