@@ -17,7 +17,7 @@ from weightd.core.plan.message import check_rank_plan, decode_rank_plan
 from weightd.core.plan.plan_faults import PlanMismatch
 from weightd.core.session.deadlines import Deadlines
 from weightd.core.session.faults import DeadlinePassed
-from weightd.core.units import NO_TERM, EngineRank, Epoch, RolloutRank, Term, VersionKey
+from weightd.core.units import NO_TERM, EngineRank, Epoch, RolloutRank, Term, Version, VersionKey
 from weightd.core.wire.blobs import blob_digest
 from weightd.core.wire.messages import EngineHello, PublisherGoal, ReceiverGoal, ReceiverReport, Welcome
 from weightd.link.errands import Errand
@@ -254,6 +254,14 @@ class EngineAttachment(HookSession):
             BuffersOverlap: Another receiver of this process writes there.
         """
         claim(self, self.sender, self.run, self._targets)
+
+    def check_in_place(self, version: Version) -> None:
+        """Return if what is going to be written still are the engine's parameters.
+
+        Raises:
+            TargetMoved: They were re-bound.
+        """
+        self._targets.check_in_place(self.sender, version)
 
     def end(self, why: str) -> None:
         """Leave in order and let go of the pools."""

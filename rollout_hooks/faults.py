@@ -4,6 +4,7 @@
 
     RolloutHookError
     ├── UnsupportedTarget   E_TARGET         parameters that cannot be written into as they are
+    ├── TargetMoved         E_TARGET_MOVED   parameters that lie elsewhere than when the rank attached
     ├── BuffersOverlap      E_RANK_DUP       two receivers of one process would write the same memory
     ├── NotAttached         E_NOT_RECEIVING  receive() before attach() or after close()
     ├── ReceiveTimeout      E_RECEIVE        no version in time; nothing had begun
@@ -49,6 +50,32 @@ class UnsupportedTarget(RolloutHookError):
             which=f"supported: {some(self.supported)}",
             effect="the rank did not attach; its parameters are untouched",
             next="give the receiver the engine's own parameters, initialised and on the CPU",
+        )
+
+
+@dataclass(eq=False)
+class TargetMoved(RolloutHookError):
+    """Parameters that lie elsewhere than when the rank attached: a copy would not reach the engine.
+
+    Attributes:
+        who: The rank.
+        version: The version that was to be written.
+        names: Every parameter whose memory, shape or element type is another, or that is gone.
+    """
+
+    code: ClassVar[str] = "E_TARGET_MOVED"
+    who: str
+    version: int
+    names: tuple[str, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        count = len(self.names)
+        return Story(
+            what=f"version {self.version} not written on {self.who}: {count} parameter(s) are not where they were",
+            which=f"re-bound, moved or removed since attach(): {some(self.names)}",
+            effect="no byte was copied: the engine would have gone on with its old bytes",
+            next="write parameters in place, or close the receiver before they are re-bound and attach a new one",
         )
 
 

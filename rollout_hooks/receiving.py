@@ -107,6 +107,11 @@ class Worker:
             refused = ApplyFailed(self.attachment.sender, version, why, 0, self.machine.planned_nbytes)
             self._end(partial(self.machine.pause_failed, refused.to_wire()))
             raise
+        try:
+            self.attachment.check_in_place(version)  # after the callback, which may be what moves them
+        except WeightdError as error:
+            self._end(partial(self.machine.pause_failed, error.to_wire()))
+            raise
         self._end(self.machine.pause_done)
 
     def _copy(self, step: RunCopy) -> None:
@@ -118,6 +123,7 @@ class Worker:
             return machine.stopping
 
         try:
+            self.attachment.check_in_place(step.key.version)  # an apply may be repeated without a new pause
             nbytes = plan.apply(step.key, step.sources, look_up)
         except WeightdError as error:
             self._end(partial(machine.copy_failed, error.to_wire()))

@@ -18,9 +18,10 @@ from weightd.core.dtypes import DTYPES
 from weightd.core.errors import Refused
 from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.columns import Layout
+from weightd.core.units import Version
 from weightd.link.copies import Bytes
 from weightd.rollout_hooks.declare import Declaration
-from weightd.rollout_hooks.faults import BuffersOverlap, UnsupportedTarget
+from weightd.rollout_hooks.faults import BuffersOverlap, TargetMoved, UnsupportedTarget
 from weightd.rollout_hooks.parameters import DeclarationMismatch, Parameter
 
 Target = nn.Module | Mapping[str, Tensor]
@@ -43,11 +44,26 @@ class Targets:
         layout: What it needs.
         buffers: Memory of each of the layout's buffers, in its order.
         names: Parameter of each buffer.
+        target: The parameters themselves, to look at again.
+        memory: Where every name of a buffer's memory was when the views were made, tied names included.
     """
 
     layout: Layout
     buffers: tuple[Bytes, ...]
     names: tuple[str, ...]
+    target: Target
+    memory: Mapping[str, object]
+
+    def check_in_place(self, who: str, version: Version) -> None:
+        """Return if the views still are the parameters: a copy into memory that was left behind changes no engine.
+
+        Raises:
+            TargetMoved: A parameter lies elsewhere by now.
+        """
+        tensors = named_tensors(self.target)
+        moved = [n for n, was in self.memory.items() if n not in tensors or _memory(n, tensors[n]) != was]
+        if moved:
+            raise TargetMoved(who, version, tuple(moved))
 
 
 def targets_of(target: Target, layouts: Layouts, who: str) -> Targets:
@@ -79,7 +95,9 @@ def targets_of(target: Target, layouts: Layouts, who: str) -> Targets:
     buffers = tuple(flat_bytes(tensors[b.name])[: b.nbytes] for b in layout.buffers)
     names = tuple(b.name for b in layout.buffers)
     _refuse_overlap(who, "", spans_of(names, buffers))
-    return Targets(layout, buffers, names)
+    written = {_memory(name, tensors[name]) for name in names}
+    memory = {name: where for name, tensor in tensors.items() if (where := _memory(name, tensor)) in written}
+    return Targets(layout, buffers, names, target, memory)
 
 
 def named_tensors(target: Target) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from weightd.rollout_hooks import faults
 
 ERRORS: dict[str, WeightdError] = {
     "E_TARGET.device": faults.UnsupportedTarget("E0[1]", "mlp.weight", "it is on cuda:3", ("CPU tensors",)),
+    "E_TARGET_MOVED": faults.TargetMoved("E0[1]", 8, ("mlp.gate_up_proj.weight", "norm.weight")),
     "E_NOT_RECEIVING": faults.NotAttached("receive()", "not attached, or closed"),
     "E_RECEIVE": faults.ReceiveTimeout("E0[1]", 8, 7, "collecting", "trainer 3 to publish, 5 of 600 s", 5.02, 5.0),
     "E_RECEIVE.left": faults.ReceiveTimeout("E0[1]", 1, 0, "prepared", "E0[2] to pause", 5.02, 5.0, left_barrier=True),

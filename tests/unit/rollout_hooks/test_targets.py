@@ -11,8 +11,9 @@ from torch import nn
 from tests.golden_text import check_golden
 from weightd.core.errors import Refused
 from weightd.core.layout.build import LayoutBuilder
+from weightd.core.units import Version
 from weightd.rollout_hooks.declare import Declaration
-from weightd.rollout_hooks.faults import BuffersOverlap, UnsupportedTarget
+from weightd.rollout_hooks.faults import BuffersOverlap, TargetMoved, UnsupportedTarget
 from weightd.rollout_hooks.targets import Targets, claim, flat_bytes, targets_of, unclaim
 
 WHO = "E0[1]"
@@ -164,6 +165,60 @@ def test_two_receivers_of_a_process_do_not_share_memory(claimed: Targets) -> Non
 def test_closed_receiver_claims_nothing(claimed: Targets) -> None:
     unclaim("first")
     claim("second", "E1[0]", "run-b", claimed)
+
+
+def rebound(engine: Engine) -> None:
+    engine.w.data = torch.zeros(3, 5)
+
+
+def replaced(engine: Engine) -> None:
+    engine.w = nn.Parameter(engine.w.detach().clone())
+
+
+def cast(engine: Engine) -> None:
+    engine.bfloat16()
+
+
+def removed(engine: Engine) -> None:
+    del engine.w
+
+
+@pytest.mark.parametrize("move", [rebound, replaced, cast, removed])
+def test_parameters_that_were_moved_are_named(move: Callable[[Engine], None]) -> None:
+    """Views of the memory that they had would take every byte, and the engine would serve its old ones."""
+    engine = Engine()
+    targets = targets_of(engine, None, WHO)
+    targets.check_in_place(WHO, Version(8))
+    engine.w.data.fill_(3)
+    targets.check_in_place(WHO, Version(8))
+    move(engine)
+    with pytest.raises(TargetMoved) as caught:
+        targets.check_in_place(WHO, Version(8))
+
+    assert "w" in caught.value.names
+    assert set(caught.value.names) <= {"w", "scale"}
+
+
+def test_tied_name_that_is_untied_has_moved() -> None:
+    emb, head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+    head.weight = emb.weight
+    targets = targets_of(nn.ModuleDict({"emb": emb, "head": head}), None, WHO)
+    head.weight = nn.Parameter(torch.zeros(5, 3))
+    with pytest.raises(TargetMoved) as caught:
+        targets.check_in_place(WHO, Version(8))
+
+    assert caught.value.names == ("head.weight",)
+
+
+def test_what_no_version_writes_may_move() -> None:
+    engine = Engine()
+    b = LayoutBuilder()
+    row = b.add_tensor("w", (3, 5), "float32")
+    b.add_piece(row, b.add_buffer("w", 60, "float32", "param"), (0, 0), (3, 5))
+    targets = targets_of(engine, b.build(), WHO)
+    engine.kept = torch.ones(4)
+
+    targets.check_in_place(WHO, Version(8))
 
 
 def test_empty_parameter_has_an_empty_buffer() -> None:
