@@ -34,7 +34,7 @@ def home(ctx: Context) -> Path:
 
 def runtime_dir(ctx: Context) -> Path:
     """Return where the daemon of this process's node is, before and after it is there."""
-    return home(ctx) / ctx.node / "run"
+    return Path(home(ctx), ctx.node, "run")
 
 
 def engines(ctx: Context) -> dict[str, int]:

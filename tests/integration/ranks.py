@@ -43,6 +43,7 @@ class TrainerSpec:
         skip: Tensors that it does not hold.
         rename: Tensors that it calls otherwise.
         dtype: Element types that it publishes in, by name of ``torch``.
+        wider: Tensors of which it claims one more row than they have.
         attach_s: Limit of attach.
         deadlines: The hook's own.
     """

@@ -17,7 +17,7 @@ CASES = {
     case["id"]: case
     for case in json.loads((Path(__file__).parents[1] / "data" / "topology_cases.json").read_text(encoding="utf-8"))
 }
-ATTACH_S = 12.0
+ATTACH_S = 10.0
 JUDGED_FROM_THE_FILE = ("absent", "duplicate", "previous_epoch")
 """Keys that stand for registrations where there are none; here there are."""
 
