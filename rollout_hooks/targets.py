@@ -36,6 +36,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers that carry an element's bytes to numpy, which knows no bfloat16."""
 
 
+_Where = tuple[int, int, torch.dtype]
+"""Address of a parameter's first element, number of elements, element type."""
+
+
 @dataclass(frozen=True, slots=True)
 class Targets:
     """A rank's target.
@@ -45,14 +49,14 @@ class Targets:
         buffers: Memory of each of the layout's buffers, in its order.
         names: Parameter of each buffer.
         target: The parameters themselves, to look at again.
-        memory: Where every name of a buffer's memory was when the views were made, tied names included.
+        memory: Where each name of a buffer's memory was when the views were made, tied names included.
     """
 
     layout: Layout
     buffers: tuple[Bytes, ...]
     names: tuple[str, ...]
     target: Target
-    memory: Mapping[str, object]
+    memory: Mapping[str, _Where]
 
     def check_in_place(self, who: str, version: Version) -> None:
         """Return if the views still are the parameters: a copy into memory that was left behind changes no engine.
@@ -60,8 +64,8 @@ class Targets:
         Raises:
             TargetMoved: A parameter lies elsewhere by now.
         """
-        tensors = named_tensors(self.target)
-        moved = [n for n, was in self.memory.items() if n not in tensors or _memory(n, tensors[n]) != was]
+        tensors = _all_tensors(self.target)
+        moved = [n for n, was in self.memory.items() if n not in tensors or _where(tensors[n]) != was]
         if moved:
             raise TargetMoved(who, version, tuple(moved))
 
@@ -96,7 +100,7 @@ def targets_of(target: Target, layouts: Layouts, who: str) -> Targets:
     names = tuple(b.name for b in layout.buffers)
     _refuse_overlap(who, "", spans_of(names, buffers))
     written = {_memory(name, tensors[name]) for name in names}
-    memory = {name: where for name, tensor in tensors.items() if (where := _memory(name, tensor)) in written}
+    memory = {name: _where(tensor) for name, tensor in tensors.items() if _memory(name, tensor) in written}
     return Targets(layout, buffers, names, target, memory)
 
 
@@ -104,9 +108,15 @@ def named_tensors(target: Target) -> dict[str, Tensor]:
     """Return every parameter and persistent buffer by name, tied ones under each of their names."""
     if not isinstance(target, nn.Module):
         return dict(target)
+    return {name: tensor.detach() for name, tensor in _all_tensors(target).items()}
+
+
+def _all_tensors(target: Target) -> Mapping[str, Tensor]:
+    """Return the tensors themselves, by name."""
+    if not isinstance(target, nn.Module):
+        return target
     state = target.state_dict(keep_vars=True)
-    found = {name.replace("_orig_mod.", ""): t for name, t in state.items() if isinstance(t, Tensor)}
-    return {name: tensor.detach() for name, tensor in found.items()}
+    return {name.replace("_orig_mod.", ""): t for name, t in state.items() if isinstance(t, Tensor)}
 
 
 def own_layout(tensors: Mapping[str, Tensor], whose: str) -> Layout:
@@ -145,6 +155,11 @@ def _memory(name: str, tensor: Tensor) -> object:
     if tensor.numel() == 0:
         return name
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _where(tensor: Tensor) -> _Where:
+    """Return where a tensor's memory is; looked at for every parameter of every version, hence no more than this."""
+    return tensor.data_ptr(), tensor.numel(), tensor.dtype
 
 
 def _refuse_unwritable(who: str, name: str, tensor: Tensor) -> None:
