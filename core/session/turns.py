@@ -232,13 +232,16 @@ class EngineTurn:
             return
         self.waiting = tuple(f"{w} to pause" for w, r in reports.items() if not (r and self._paused(r)))
         if not self.waiting:
-            self.written = True
-            self.stall = stall_clock(self.limits.apply_stall_s, now)
-            self._enter(Phase.WRITING, now)
+            self._begin_write(now)
         elif any(r and self._paused(r) and r.leave for r in reports.values()):
             self._enter(Phase.LEAVING, now)
         else:
             self._expect_safe_point(now)
+
+    def _begin_write(self, now: float) -> None:
+        self.written = True
+        self.stall = stall_clock(self.limits.apply_stall_s, now)
+        self._enter(Phase.WRITING, now)
 
     def _leaving(self, view: View, now: float) -> None:
         """Every rank leaves, so that none runs a collective alone; then the pause is ordered again."""

@@ -47,6 +47,7 @@ class HookModel(Protocol):
 
     def hello(self) -> TrainerHello | EngineHello:
         """What it says when it comes."""
+        ...
 
     def told(self, body: PublisherGoal | ReceiverGoal | Refusal) -> None:
         """The daemon says something."""
