@@ -7,7 +7,6 @@ one that is broken, by name; nothing here is random but the seed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tests.simulation.clock import Clock
 from tests.simulation.daemon_model import DaemonModel
@@ -29,13 +28,11 @@ class Broken(AssertionError):
     """A rule does not hold in this schedule."""
 
 
-@dataclass
 class Net:
     """Messages between daemons: lost, doubled, delayed and reordered while faults are on."""
 
-    world: World
-
-    def __post_init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
         self._seq = 0
 
     def send(self, sender: NodeId, receiver: NodeId, body: object) -> None:
@@ -50,6 +47,11 @@ class Net:
         def arrive() -> None:
             target.receive(sender, source.boot, seq, term, body)
 
+        self.carry(sender, receiver, arrive)
+
+    def carry(self, sender: NodeId, receiver: NodeId, arrive: Callable[[], None]) -> None:
+        """Let a message arrive: soon, late, twice or never."""
+        w = self.world
         if sender == receiver:
             w.clock.after(0.001, arrive)
             return
