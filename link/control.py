@@ -91,18 +91,41 @@ class Face(Protocol):
         """The hook is no part of the run, for good."""
 
 
+class ListeningClock:
+    """Seconds that a thread was there to listen.
+
+    A process that was stopped, or held up for long, heard nobody because it did not listen: that proves nothing about
+    the other side.  So time counts in turns of the thread's loop, each of them up to ``most_s``.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._turn = (0.0, time.monotonic())  # one value: read by other threads, too
+
+    def now(self) -> float:
+        """The time, on this clock; any thread may ask."""
+        listened, ticked_at = self._turn
+        return listened + min(time.monotonic() - ticked_at, self._most_s)
+
+    def tick(self) -> None:
+        """Begin another turn."""
+        self._turn = (self.now(), time.monotonic())
+
+
 class ControlLink:
     """The thread and its socket.
 
     Attributes:
         boot: This incarnation of the hook.
         greetings: Hellos sent.
+        unanswered: Hellos sent since the daemon was heard.
         dropped: Messages that were dropped because they were no messages, or older than the last one.
     """
 
     def __init__(self, paths: DaemonPaths, run: RunName, sender: str, face: Face, deadlines: Deadlines) -> None:
         self.boot = Boot(secrets.randbits(63))
         self.greetings = 0
+        self.unanswered = 0
         self.dropped = 0
         self._paths = paths
         self._run = run
@@ -117,7 +140,8 @@ class ControlLink:
         self._final = False
         self._wanted: deque[tuple[str, int]] = deque()
         self._blobs = BlobAssembler()
-        self._heard_at = self._connected_at = time.monotonic()
+        self._listening = ListeningClock(2 * deadlines.heartbeat_s)
+        self._heard_at = self._connected_at = self._listening.now()
         self._greeted = False
         self._seq = 0
         self._peer: tuple[int, int] = (0, -1)
@@ -127,7 +151,8 @@ class ControlLink:
 
     def start(self) -> None:
         """Start the thread; it greets at once and until it is answered."""
-        self._heard_at = time.monotonic()
+        self._listening.tick()
+        self._heard_at = self._listening.now()
         self._thread.start()
 
     def changed(self) -> None:
@@ -146,8 +171,8 @@ class ControlLink:
         self.changed()
 
     def silent_s(self) -> float:
-        """Seconds since the daemon was heard, or 0 while that is no cause for concern."""
-        silent = time.monotonic() - self._heard_at
+        """Seconds of listening since the daemon was heard, or 0 while that is no cause for concern."""
+        silent = self._listening.now() - self._heard_at
         return silent if silent > self._silence_s or not self._greeted else 0.0
 
     def close(self, why: str) -> None:
@@ -197,7 +222,7 @@ class ControlLink:
         socket.setsockopt(zmq.HEARTBEAT_TTL, silence_ms)
         socket.connect(self._paths.endpoint)
         self._greeted = self._regreet = False
-        self._connected_at = time.monotonic()
+        self._connected_at = self._listening.now()
         self._peer = (0, -1)  # nothing of an older connection can arrive here
         return socket
 
@@ -208,9 +233,10 @@ class ControlLink:
         poller.register(self._wake, zmq.POLLIN)
         repeat_at = 0.0
         while not self._stopping and not self._regreet:
+            self._listening.tick()
             now = time.monotonic()
             if now >= repeat_at:
-                self._repeat(socket, now)
+                self._repeat(socket)
                 repeat_at = now + self._heartbeat_s
             ready = dict(poller.poll(max(0, math.ceil((repeat_at - now) * 1000))))
             if socket in ready and self._receive(socket):
@@ -221,17 +247,19 @@ class ControlLink:
                 if self._greeted and not self._final and not self._stopping:
                     self._send(socket, self._face.report())
 
-    def _repeat(self, socket: zmq.Socket[bytes], now: float) -> None:
+    def _repeat(self, socket: zmq.Socket[bytes]) -> None:
         """Say again what has no other way to be known: who is here, in which state, and what it lacks."""
         if self._final:
             return
-        silent = now - max(self._heard_at, self._connected_at)
+        silent = self._listening.now() - max(self._heard_at, self._connected_at)
         if silent > self._silence_s:
             # A frame over the limit, for one, ends ZeroMQ's session for good: only another socket finds the daemon.
             self._regreet = True
             return
         if not self._greeted or silent > self._silence_s / 2:
-            self.greetings += self._send(socket, self._face.hello())
+            sent = self._send(socket, self._face.hello())
+            self.greetings += sent
+            self.unanswered += sent
         if self._greeted:
             self._send(socket, self._face.report())
             for digest, first in self._blobs.missing().items():
@@ -273,7 +301,8 @@ class ControlLink:
             self.dropped += 1
             return False
         self._peer = (envelope.boot, envelope.seq)
-        self._heard_at = time.monotonic()
+        self._heard_at = self._listening.now()
+        self.unanswered = 0
         match envelope.body:
             case Welcome() as welcome:
                 first = not self._greeted

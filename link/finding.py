@@ -51,7 +51,7 @@ def why_silent(path: str, greetings: int) -> str:
 
     Args:
         path: The socket.
-        greetings: Hellos that were handed to it.
+        greetings: Hellos that were handed to it since it was last heard.
     """
     if not Path(path).exists():
         parent = Path(path).parent
@@ -62,4 +62,6 @@ def why_silent(path: str, greetings: int) -> str:
             probe.connect(path)
         except OSError as error:
             return f"connecting to it fails: {error.strerror or error}"
+    if not greetings:
+        return "it accepts connections and takes no greeting"
     return f"it accepts connections and answered none of {greetings} greetings"

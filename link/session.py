@@ -163,7 +163,7 @@ class HookSession:
             while not self._answered():
                 left = deadline_at - time.monotonic()
                 if left <= 0:
-                    why = why_silent(self.paths.control, self._link.greetings)
+                    why = why_silent(self.paths.control, self._link.unanswered)
                     raise DaemonAbsent(self.paths.control, time.monotonic() - begun, why)
                 self.changed.wait(left)
 
@@ -227,7 +227,7 @@ class HookSession:
         """Return the error of a daemon that is not there, with all that can be found out about it."""
         assert self._link is not None
         why = f"not heard for {self._link.silent_s():.1f} s (restart_s {self.deadlines.restart_s:.1f}): "
-        why += why_silent(self.paths.control, self._link.greetings)
+        why += why_silent(self.paths.control, self._link.unanswered)
         if self._errands is not None and self._errands.trouble:
             why += f"; {self._errands.trouble}"
         return PeerGone(f"the daemon at {self.paths.control}", doing, why)

@@ -52,7 +52,8 @@ class Slots:
             self.close()
             raise
         self._slot_views = [[_slot_view(pool.payload, place) for place in self._places] for pool in self.pools]
-        self._seen: list[_Seen] = [(0, (), ())] * len(self._places)
+        self._reads = [place.shard.read for place in self._places]
+        self._seen: list[_Seen] = [(-1, (), ())] * len(self._places)
         self._pairs: list[list[Pair]] = [[] for _ in self.pools]
         self._casts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.pools]
         self._bind()
@@ -127,18 +128,20 @@ class Slots:
             pool.close()
 
     def _bind(self) -> None:
-        """Make the views again if any parameter's memory is elsewhere than when they were made."""
+        """Make the views again if any parameter's memory is elsewhere than when they were made.
+
+        Runs at every publish over every parameter, so it makes no object where nothing has moved.
+        """
         moved = False
-        tensors: list[Tensor] = []
-        for index, place in enumerate(self._places):
-            tensor = place.shard.read()
-            seen = tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
-            tensors.append(tensor)
-            if seen != self._seen[index]:
-                _check_unchanged(place, tensor)
-                self._seen[index] = seen
-                moved = True
+        for index, (read, (address, shape, strides)) in enumerate(zip(self._reads, self._seen, strict=True)):
+            tensor = read()
+            if tensor.data_ptr() == address and tensor.shape == shape and tensor.stride() == strides:
+                continue
+            _check_unchanged(self._places[index], tensor)
+            self._seen[index] = tensor.data_ptr(), tensor.shape, tensor.stride()
+            moved = True
         if moved:
+            tensors = [read() for read in self._reads]
             for slot, views in enumerate(self._slot_views):
                 self._pairs[slot], self._casts[slot] = _pair_up(self._places, views, tensors)
 

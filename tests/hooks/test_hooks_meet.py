@@ -41,6 +41,8 @@ from weightd.core.units import (
 from weightd.core.wire import messages as m
 from weightd.core.wire.blobs import blob_digest
 from weightd.link.faults import DaemonAbsent, PeerGone
+from weightd.link.fd_messages import PoolKey
+from weightd.link.memory import Pool
 from weightd.rollout_hooks.declare import Declaration, Part
 from weightd.rollout_hooks.faults import NotServable, ReceiveTimeout, SourceChanged
 from weightd.rollout_hooks.receiver import Receiver
@@ -400,7 +402,8 @@ def test_source_that_changes_while_it_is_read_is_torn(attached: Scene) -> None:
     with pytest.raises(SourceChanged) as caught:
         call.result(10)
 
-    assert (caught.value.expected, caught.value.found) == (4, 2)
+    assert (caught.value.expected, caught.value.found, caught.value.when) == (4, 2, "before")
+    assert all(torch.isnan(p).all() for p in attached.params.values())
     attached.state("torn")
 
 
@@ -507,6 +510,24 @@ def test_new_epoch_is_prepared_outside_of_receive(attached: Scene) -> None:
     before = attached.receiver.report.plan_digest
     attached.order("idle", 0, 0, epoch=Epoch(2))
     attached.daemon.wait(lambda: attached.receiver.report.plan_digest == before, "prepared again")
+
+
+def test_new_epoch_reads_the_memory_that_it_speaks_of(attached: Scene) -> None:
+    """A trainer that restarts has the same layout, hence the same plan, and other memory."""
+    attached.fill(300)
+    attached.publisher.publish()
+    assert attached.publisher._attachment is not None
+    attached.daemon.wait(lambda: attached.daemon.publisher(T).slots[0].key == key(1), "published")
+    old = attached.publisher._attachment.slots.pools[0]
+    new = Pool.create("trainer 0 slot 0", old.payload_nbytes)
+    new.payload[:] = old.payload
+    old.payload[:] = 0
+    assert (new.bump(), new.bump()) == (1, old.generation)
+    attached.daemon.given = {PoolKey(0, slot, 0): new for slot in (0, 1)}
+    attached.order("idle", 0, 0, epoch=Epoch(2))
+    attached.deliver(1, 1)
+
+    attached.received(300)
 
 
 def test_daemon_that_comes_back_finds_both_hooks(attached: Scene, tmp_path: Path) -> None:

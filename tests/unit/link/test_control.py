@@ -176,6 +176,8 @@ def test_oversize_frame_costs_the_connection_not_the_hook(daemon: SmallDaemon, l
     daemon.say_bytes(WHO, bytes(m.MAX_FRAME_BYTES + 1))
     daemon.wait(lambda: daemon.hooks[WHO].hellos >= 2, "greets again", limit_s=15.0)
 
+    assert link.dropped == 0, "it was never read"
+
 
 def test_daemon_that_comes_back_finds_the_hook(tmp_path: Path, link: ControlLink, face: Face) -> None:
     with SmallDaemon(tmp_path) as first:

@@ -87,11 +87,13 @@ def test_what_is_dense_on_both_sides_becomes_one_dimension() -> None:
     source_only = dense | {"target_stride": [40, 10, 2]}
     outer_two = {"source_stride": [60, 20, 2], "target_stride": [60, 20, 2], "extent": [2, 3, 4]}
     gaps = {"source_stride": [24, 8, 2], "target_stride": [2, 4, 20], "extent": [2, 1, 4]}
-    flat = merged(rows(dense, source_only, outer_two, gaps))
+    trailing = {"source_stride": [8, 2, 6], "target_stride": [8, 2, 4], "extent": [3, 4, 1]}
+    given = rows(dense, source_only, outer_two, gaps, trailing)
+    flat = merged(given)
 
-    assert flat.extent.tolist() == [[1, 1, 24], [2, 3, 4], [1, 6, 4], [1, 2, 4]]
-    assert flat.source_stride.tolist() == [[0, 0, 2], [24, 8, 2], [0, 20, 2], [0, 24, 2]]
-    assert flat.nbytes.tolist() == rows(dense, source_only, outer_two, gaps).nbytes.tolist()
+    assert flat.extent.tolist() == [[1, 1, 24], [2, 3, 4], [1, 6, 4], [1, 2, 4], [1, 1, 12]]
+    assert flat.source_stride.tolist() == [[0, 0, 2], [24, 8, 2], [0, 20, 2], [0, 24, 2], [0, 0, 2]]
+    assert flat.nbytes.tolist() == given.nbytes.tolist()
 
 
 @given(
