@@ -228,8 +228,9 @@ class RunSupervisor:
         return self.node.recovered()
 
     def answer_ticket(self, node: NodeId, wanted: m.TicketWanted) -> None:
-        """Give a node leave to read, or say why not."""
-        self._spawn(partial(self._answer_ticket, node, wanted))
+        """Give a node leave to read, or say why not.  A run that does not turn yet says nothing: it is asked again."""
+        if self._tasks is not None:
+            self._spawn(partial(self._answer_ticket, node, wanted))
 
     async def _answer_ticket(self, node: NodeId, wanted: m.TicketWanted) -> None:
         ticket = await self.serving.ticket(node, wanted)
