@@ -223,6 +223,7 @@ class Refused(WeightdError):
     effect: str
 
     def story(self) -> Story:
+        """Return the report: how many, each of them, and the effect."""
         n = sum(v.count if isinstance(v, MoreViolations) else 1 for v in self.violations)
         head = f"{self.subject} refused: {n} violation{'s' if n != 1 else ''}"
         return Story(
@@ -230,6 +231,7 @@ class Refused(WeightdError):
         )
 
     def fields(self) -> dict[str, Plain]:
+        """Return subject, effect, and the code of each violation."""
         return {"subject": self.subject, "effect": self.effect, "codes": [v.code for v in self.violations]}
 
     def to_wire(self) -> WireError:
@@ -289,6 +291,7 @@ class ConfigError(WeightdError):
     source: str = ""
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         where = f" (from {self.source})" if self.source else ""
         return Story(
             what=f"{self.field} = {self.value!r}{where}: {self.why}",
@@ -307,6 +310,7 @@ class InternalInvariantBroken(WeightdError):
     facts: str
 
     def story(self) -> Story:
+        """Return the lines of the text."""
         return Story(
             what=f"invariant {self.rule} does not hold: {self.facts}", next="please report this with the log around it"
         )

@@ -227,6 +227,10 @@ class Daemon:
         if hook is None:
             self.dropped += 1  # of a hook that was removed: it greets again, or has ended
             return
+        if hook.pid != message.process.pid:
+            raise PeerProtocolError(
+                f"pid {message.process.pid}", f"speaks for {hook.name}, pid {hook.pid}", "$.boot", 0
+            )
         hook.routing_id = message.routing_id
         run = self.runs[hook.run]
         match body:
@@ -248,10 +252,8 @@ class Daemon:
         envelope = message.envelope
         run, name = RunName(envelope.run), name_of(hello)
         hook = self.hooks.find(run, name, envelope.boot)
-        if hook is None:
-            error = self._why_not(run, name, envelope.sender, hello, message.process.pid)
-            if error is None:
-                error = self._take_on(run, envelope.boot, hello, message)
+        if hook is None or hook.pid != message.process.pid:
+            error = self._why_not(run, name, hello, message) or self._take_on(run, envelope.boot, hello, message)
             if error is not None:
                 log.warning("refused a hook", extra={"facts": {"run": run, "who": name, "code": error.code}})
                 self._answer(message.routing_id, run, m.Refusal(error.to_wire()))
@@ -268,14 +270,18 @@ class Daemon:
         self._ask_layout(hook)
 
     def _why_not(
-        self, run: RunName, name: str, sender: str, hello: m.TrainerHello | m.EngineHello, pid: int
+        self, run: RunName, name: str, hello: m.TrainerHello | m.EngineHello, message: FromHook
     ) -> WeightdError | None:
         """Return why this daemon takes no such hook on, whatever its run says."""
-        limits = self.config.limits
+        limits, sender, pid = self.config.limits, message.envelope.sender, message.process.pid
         if not run:
             return HookRefused(name, run, "the run has no name", "give the hook the name of the run")
         if sender != name:
             return HookRefused(name, run, f"its messages say {sender!r}", "report this: the hook is at fault")
+        known = self.hooks.find(run, name, message.envelope.boot)
+        if known is not None:
+            why = f"pid {pid} greets with the boot of pid {known.pid}, which is attached"
+            return HookRefused(name, run, why, "attach with a Publisher or Receiver made in this process")
         if hello.pid != pid:
             hint = "share the host's process ids with the container, or attach from outside it"
             log.info(

@@ -26,6 +26,7 @@ import msgspec
 Said = dict[str, Any]
 """What a child said: the JSON object of one line."""
 
+# The kernel counts the thread that started the child as its parent: start children from one that lives on.
 _TETHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: end when the parent does, however it ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio.to_thread
 
@@ -17,13 +17,29 @@ from weightd.link.fd_messages import LANDING, PoolKey
 from weightd.link.memory import Pool
 
 if TYPE_CHECKING:
-    from weightd.daemon.app import Daemon
+    from weightd.daemon.attached import AttachedHooks, Hook
+    from weightd.daemon.config import Config
+    from weightd.daemon.supervisor import RunSupervisor
+
+
+class House(Protocol):
+    """What is asked of the daemon."""
+
+    config: Config
+    hooks: AttachedHooks
+    runs: dict[RunName, RunSupervisor]
+
+    def ready_if_complete(self, hook: Hook) -> None:
+        """Tell the run that a hook is ready, once nothing of it is lacking."""
+
+    def lost(self, hook: Hook, why: str) -> None:
+        """Note the end of a hook."""
 
 
 class Descriptors:
     """Answers for a daemon (``fd_server.FdApp``)."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: House) -> None:
         self._daemon = daemon
 
     def on_bind(self, run: RunName, session: int, pid: int, uid: int) -> None:

@@ -95,7 +95,7 @@ class Journal:
         Raises:
             JournalError: It did not get to the disk.  The file is as before or ends in a torn tail.
         """
-        body = msgpack.packb(record, use_bin_type=True)
+        body = _packed(record)
         frame = _HEAD.pack(len(body), zlib.crc32(body)) + body
         try:
             _write_all(self._fd, frame, self._end)
@@ -124,7 +124,7 @@ class Journal:
         """
         kept = list(records)
         fresh = self.path.with_suffix(".new")
-        bodies = [msgpack.packb(r, use_bin_type=True) for r in kept]
+        bodies = [_packed(r) for r in kept]
         data = MAGIC + b"".join(_HEAD.pack(len(b), zlib.crc32(b)) + b for b in bodies)
         try:
             fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -151,6 +151,11 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _packed(record: dict[str, object]) -> bytes:
+    packed: bytes = msgpack.packb(record, use_bin_type=True)  # pyright: ignore[reportAssignmentType] - bytes unless autoreset is off
+    return packed
 
 
 def _record_at(data: bytes, at: int) -> tuple[dict[str, object] | None, int]:

@@ -109,8 +109,8 @@ def split(rows: Copies, limit_bytes: int) -> tuple[Copies, Int64]:
 
 def _chunks(row: Copies, limit_bytes: int) -> Copies:
     """Cut one row into rows of at most the limit, in the order of the target."""
-    width = row.extent.shape[1]
-    for d in range(width):
+    d, inner = 0, int(row.itemsize[0])
+    for d in range(row.extent.shape[1]):
         inner = int(np.prod(row.extent[0, d + 1 :])) * int(row.itemsize[0])
         if inner <= limit_bytes:
             break

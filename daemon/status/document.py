@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 if TYPE_CHECKING:
-    from weightd.daemon.app import Daemon
+    from weightd.core.units import Boot, NodeId, RunName
+    from weightd.daemon.attached import AttachedHooks
+    from weightd.daemon.bulk.landing import MemoryBudget
+    from weightd.daemon.config import Config
+    from weightd.daemon.supervisor import RunSupervisor
 
 FORMAT = 1
 """Number of the document's form; readers look at it first."""
 
 
-def status_document(daemon: Daemon) -> dict[str, Any]:
+class House(Protocol):
+    """What is said of a daemon."""
+
+    config: Config
+    boot: Boot
+    started_at: float
+    hooks: AttachedHooks
+    runs: dict[RunName, RunSupervisor]
+    heard_at: dict[NodeId, float]
+    memcpy_bytes_per_s: float
+    budget: MemoryBudget
+    dropped: int
+
+
+def status_document(daemon: House) -> dict[str, Any]:
     """Return what the daemon knows of itself, its peers and its runs."""
     now = anyio.current_time()
     limit_s = daemon.config.deadlines.heartbeat_timeout_s

@@ -58,7 +58,7 @@ def run(*argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("changed", "extra", "said"),
+    "changed, extra, said",
     [
         ({"node": ""}, "", "node"),
         ({}, "nodes = 3\n", "unknown field `nodes`"),

@@ -300,6 +300,7 @@ def cuttings(draw: st.DrawFn, shape: Index, ranks: int) -> list[list[Box]]:
     whole: Box = tuple((0, n, 1) for n in shape)
     parts = draw(st.integers(1, ranks))
     kind = draw(st.sampled_from(["whole", "cut", "flat", "stepped"])) if shape and 0 not in shape else "whole"
+    boxes: list[list[Box]]
     if kind == "whole":
         boxes = [[whole] if 0 not in shape else []]
     elif kind == "cut":

@@ -92,7 +92,7 @@ def test_lists_ranges_and_sizes_in_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "error"),
+    "name, error",
     [
         ("E_CONFIG", CONFIG),
         ("E_INTERNAL", INTERNAL),
