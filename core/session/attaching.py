@@ -128,6 +128,8 @@ class Attaching:
             s.epochs.abandon()
         else:
             self._plan(now)
+        if self._began_at is None:  # the plan was refused, and with it everybody
+            return
         if now - self._began_at >= s.limits.attach_s and (
             s.epochs.upcoming is None or s.epochs.upcoming.state != "ready"
         ):

@@ -9,15 +9,13 @@ import msgspec
 
 from weightd.core.session.faults import NoLeader, Undecided
 from weightd.core.session.view import rank_name
-from weightd.core.units import NO_EPOCH, NO_KEY, NO_TERM, NodeId, RolloutRank, TrainerRank
+from weightd.core.units import NO_EPOCH, NO_KEY, NO_TERM, RolloutRank, TrainerRank
 from weightd.core.wire.messages import EngineOrder, Order, PublisherGoal, ReceiverGoal, SlotRelease, SourceSlot
 
 if TYPE_CHECKING:
     from weightd.core.errors import WireError
-    from weightd.core.session.attached import Attached, Hook
-    from weightd.core.session.events import EpochPlanned
-    from weightd.core.session.following import Following
-    from weightd.core.session.landing import Landing
+    from weightd.core.session.attached import Hook
+    from weightd.core.session.node import NodeMachine
     from weightd.core.units import VersionKey
     from weightd.core.wire.messages import EpochSpec, Goal
 
@@ -39,14 +37,14 @@ class NoLeaderNow:
 class HookGoals:
     """Turns the leader's goal into the goals of this node's hooks."""
 
-    def __init__(self, run: str, node: NodeId, following: Following, attached: Attached, landing: Landing) -> None:
-        self._run, self._node = run, node
-        self._following = following
-        self._attached = attached
-        self._landing = landing
+    def __init__(self, machine: NodeMachine) -> None:
+        self._run, self._node = machine.run, machine.node
+        self._following = machine.following
+        self._attached = machine.attached
+        self._landing = machine.landing
+        self._plans = machine.plans
+        self._records = machine.records
         self.readers: dict[VersionKey, int] = {}
-        self.committed: VersionKey = NO_KEY
-        self.adopted: EpochPlanned | None = None
 
     # ------------------------------------------------------------ publishers
 
@@ -61,7 +59,7 @@ class HookGoals:
             NO_TERM if lost else self._following.term,
             goal.epoch.epoch if goal.epoch is not None and joined else NO_EPOCH,
             goal.attempt_boot,
-            self.committed if unrecorded else goal.committed.key,
+            self._records.committed if unrecorded else goal.committed.key,
             goal.next_version,
             goal.failures,
             self._releases(hook, goal),
@@ -94,9 +92,8 @@ class HookGoals:
         joined = goal.epoch is not None and any(
             (RolloutRank(p.engine, p.k), p.boot) == (who, hook.boot) for p in goal.epoch.receivers
         )
-        adopted = self.adopted.epoch if self.adopted is not None else NO_EPOCH
-        planned = joined and goal.epoch is not None and goal.epoch.epoch == adopted
-        digest, nbytes = self._rank_plan(who) if planned else ("", 0)
+        planned = joined and goal.epoch is not None and goal.epoch.epoch == self._plans.epoch
+        digest, nbytes = self._plans.rank_plan(who) if planned else ("", 0)
         order = next((o for o in goal.engines if o.engine == who.engine), None)
         if order is not None and not joined and order.order not in ENDING:
             order = None
@@ -144,16 +141,9 @@ class HookGoals:
                 found.append(SourceSlot(place.rank, slot.slot, slot.generation))
         return tuple(found)
 
-    def _rank_plan(self, who: RolloutRank) -> tuple[str, int]:
-        assert self.adopted is not None, "asked for in an adopted epoch"
-        for engine, k, digest, encoded_nbytes, _ in self.adopted.rank_plans:
-            if (engine, k) == who:
-                return digest, encoded_nbytes
-        return "", 0
-
     def _unrecorded(self, key: VersionKey) -> bool:
         """Whether a commit is not yet in this node's journal; nobody here is told of it before."""
-        return key.version > self.committed.version
+        return key.version > self._records.committed.version
 
     # ------------------------------------------------------------ nobody leads
 

@@ -131,6 +131,11 @@ class Landing:
             self.halves[fetch.half] = Half(fetch.epoch, fetch.key, fetch.generation, fetch.wire_nbytes)
             self.fetch = None
 
+    def refuse(self, key: VersionKey, error: WireError) -> None:
+        """The record could not be written: the bytes are there, and nobody vouches for them."""
+        if self.fetch is not None and self.fetch.key == key:
+            self.fetch.ended, self.fetch.error = False, error
+
     def drop(self, kept: set[VersionKey]) -> None:
         """Let go of halves that nobody needs."""
         self.halves = [half if half is not None and half.key in kept else None for half in self.halves]

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from weightd.core.units import NO_OP
-from weightd.core.wire.messages import FetchState, NodeReport, Planned, PublisherGoal, ReceiverGoal
+from weightd.core.wire.messages import FetchState, NodeReport, PublisherGoal, ReceiverGoal
 
 if TYPE_CHECKING:
-    from weightd.core.session.events import EpochPlanned
     from weightd.core.session.node import NodeMachine
-    from weightd.core.units import Epoch, Version
 
 
-def report_of(machine: NodeMachine, planned: dict[Epoch, EpochPlanned], highest: Version) -> NodeReport:
+def report_of(machine: NodeMachine) -> NodeReport:
     """Return the whole state of a node for one run."""
     following, attached = machine.following, machine.attached
     goal = following.goal
@@ -26,12 +24,12 @@ def report_of(machine: NodeMachine, planned: dict[Epoch, EpochPlanned], highest:
         attached.trainer_entries(),
         attached.receiver_entries(),
         attached.lost_ranks(),
-        tuple(Planned(p.epoch, p.digest, p.fetch_nbytes, p.error) for p in planned.values()),
+        machine.plans.reported(),
         _fetch_state(machine),
         machine.landing.held(),
         machine.committed,
         tuple(sorted({h.hello.layout_digest for h in attached.hooks.values() if h.ready})),
-        highest,
+        machine.highest,
     )
 
 
@@ -43,7 +41,7 @@ def _fetch_state(machine: NodeMachine) -> FetchState | None:
     fetch = machine.landing.fetch
     half = machine.landing.whole(goal.epoch.epoch, goal.key)
     if half is not None:
-        nbytes = machine.fetch_nbytes
+        nbytes = machine.plans.fetch_nbytes
         return FetchState(goal.key, goal.op, nbytes, nbytes, complete=True, wire_nbytes=half.wire_nbytes)
     if fetch is None or (fetch.epoch, fetch.key) != (goal.epoch.epoch, goal.key):
         return None

@@ -29,7 +29,7 @@ def standing_of(machine: NodeMachine, limits: Deadlines, now: float) -> dict[str
         "version": goal.key.version or None if goal else None,
         "waiting_for": goal.waiting_for if goal else "a leader",
         "committed": machine.committed.version or None,
-        "epoch": machine.adopted or None,
+        "epoch": machine.plans.epoch or None,
         "holds": [str(k) for k in landing.held()],
         "fetch": None
         if fetch is None

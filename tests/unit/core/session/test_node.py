@@ -381,18 +381,17 @@ def test_a_fetch_whose_version_is_over_is_stopped() -> None:
     assert [ev.StopFetch(key(1), Op(3))] == of(effects, ev.StopFetch)
 
 
-def test_bytes_that_could_not_be_recorded_are_fetched_again() -> None:
+def test_bytes_that_could_not_be_recorded_are_not_vouched_for() -> None:
     bench = NodeBench().ready()
     bench.goal("fetching", key(1), 3, retained=(key(1),))
     bench.disk_error = ERROR
+
     bench.handle(ev.FetchEnded(key(1), Op(3), generation=8))
-    bench.disk_error = None
 
-    effects = bench.pass_time(1)
-
-    assert bench.machine.landing.held() == ()
-    assert bench.machine.landing.fetch is not None
-    assert [] == of(effects, ev.JournalNode)
+    fetch = bench.report().fetch
+    assert fetch is not None
+    assert (False, ERROR) == (fetch.complete, fetch.error)
+    assert () == bench.report().held
 
 
 def test_a_write_is_passed_on_with_every_local_source_and_its_generation() -> None:
