@@ -1,0 +1,82 @@
+"""A rank is spoken for by the process that greeted, and by no other that happens to know its boot."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.integration.test_service import configured, run, started
+from weightd.core.roster.topology import EngineDecl, Roster
+from weightd.core.units import Boot, RunName, SlotName, Term, TrainerRank
+from weightd.core.wire import messages as m
+from weightd.core.wire.codec import decode, encode
+
+pytestmark = [pytest.mark.processes, pytest.mark.net]
+
+BOOT = Boot(7)
+"""Boots are no secret: that of trainer rank 0 is part of every version's name."""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    process = started(configured(tmp_path))
+    yield process
+    process.kill()
+    process.communicate(timeout=10)
+
+
+def say(folder: Path, seq: int, body: m.Body, answers: int) -> list[m.Body]:
+    """Send a message as trainer rank 0, and return what comes back."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    found: list[m.Body] = []
+    with context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 2000)
+        socket.connect(f"ipc://{folder / 'run' / 'control.sock'}")
+        socket.send(encode(m.Envelope(m.PROTOCOL, RunName("r"), Term(0), BOOT, seq, bytes(16), "trainer 0", body)))
+        while len(found) < answers and socket.poll(5000):
+            found.append(decode(socket.recv()).body)
+    context.term()
+    return found
+
+
+def from_another_process(folder: Path, seq: int, body: m.Body, answers: int) -> list[m.Body]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(say, (folder, seq, body, answers))
+
+
+def hello(pid: int) -> m.TrainerHello:
+    roster = Roster(1, (EngineDecl("E0", 1),), (), "disaggregated")
+    return m.TrainerHello(TrainerRank(0), 1, pid, 1, SlotName("s"), "d1", 1, (m.Region(0, 0, 8192),), roster)
+
+
+def hooks(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(run("status", "--json", "--socket", str(folder / "run")).stdout)["hooks"]
+    return found
+
+
+def test_another_process_does_not_take_a_rank_off(tmp_path: Path, daemon: subprocess.Popen[bytes]) -> None:
+    assert isinstance(say(tmp_path, 1, hello(os.getpid()), 2)[0], m.Welcome)
+    from_another_process(tmp_path, 2, m.Bye("not mine to say"), 0)
+
+    assert [(h["who"], h["pid"]) for h in hooks(tmp_path)] == [("trainer 0", os.getpid())]
+    say(tmp_path, 3, m.Bye("mine to say"), 0)
+    assert hooks(tmp_path) == []
+
+
+def test_another_process_is_not_welcomed_as_a_rank_that_is_here(
+    tmp_path: Path, daemon: subprocess.Popen[bytes]
+) -> None:
+    say(tmp_path, 1, hello(os.getpid()), 2)
+    answer = from_another_process(tmp_path, 2, hello(os.getpid()), 1)
+
+    assert isinstance(answer[0], m.Refusal)
+    assert answer[0].error.code == "E_ADMISSION"
+    assert str(os.getpid()) in answer[0].error.text
