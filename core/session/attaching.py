@@ -128,12 +128,13 @@ class Attaching:
             s.epochs.abandon()
         else:
             self._plan(now)
-        if self._began_at is None:  # the plan was refused, and with it everybody
-            return
-        if now - self._began_at >= s.limits.attach_s and (
-            s.epochs.upcoming is None or s.epochs.upcoming.state != "ready"
-        ):
-            self._refuse_all(self._attach_report(now - self._began_at), now)
+        waited_s = self._waited_s(now)  # None once more where the plan was refused, and with it everybody
+        ready = s.epochs.upcoming is not None and s.epochs.upcoming.state == "ready"
+        if waited_s is not None and waited_s >= s.limits.attach_s and not ready:
+            self._refuse_all(self._attach_report(waited_s), now)
+
+    def _waited_s(self, now: float) -> float | None:
+        return None if self._began_at is None else now - self._began_at
 
     def _attach_report(self, waited_s: float) -> Refused:
         """Return the full report of an attach that took too long: who is absent, and what else is wrong."""

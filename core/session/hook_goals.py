@@ -15,7 +15,7 @@ from weightd.core.wire.messages import EngineOrder, Order, PublisherGoal, Receiv
 if TYPE_CHECKING:
     from weightd.core.errors import WireError
     from weightd.core.session.attached import Hook
-    from weightd.core.session.node import NodeMachine
+    from weightd.core.session.node_parts import NodeParts
     from weightd.core.units import VersionKey
     from weightd.core.wire.messages import EpochSpec, Goal
 
@@ -37,13 +37,13 @@ class NoLeaderNow:
 class HookGoals:
     """Turns the leader's goal into the goals of this node's hooks."""
 
-    def __init__(self, machine: NodeMachine) -> None:
-        self._run, self._node = machine.run, machine.node
-        self._following = machine.following
-        self._attached = machine.attached
-        self._landing = machine.landing
-        self._plans = machine.plans
-        self._records = machine.records
+    def __init__(self, parts: NodeParts) -> None:
+        self._run, self._node = parts.run, parts.node
+        self._following = parts.following
+        self._attached = parts.attached
+        self._landing = parts.landing
+        self._plans = parts.plans
+        self._records = parts.records
         self.readers: dict[VersionKey, int] = {}
 
     # ------------------------------------------------------------ publishers

@@ -42,12 +42,13 @@ from weightd.core.session.following import Following
 from weightd.core.session.hook_goals import HookGoals, NoLeaderNow
 from weightd.core.session.hook_talk import HookTalk
 from weightd.core.session.landing import Landing
+from weightd.core.session.node_parts import NodeParts
 from weightd.core.session.node_plans import NodePlans
 from weightd.core.session.node_records import NodeRecords
 from weightd.core.session.node_report import report_of, steady
 from weightd.core.session.node_standing import standing_of
 from weightd.core.session.records import Held, NodeJournalState, TermTaken
-from weightd.core.units import NO_KEY, NodeId, RunName, TrainerRank, Version
+from weightd.core.units import NO_KEY, NodeId, RunName, TrainerRank
 from weightd.core.wire.messages import Recovered, SlotState
 
 if TYPE_CHECKING:
@@ -86,8 +87,10 @@ class NodeMachine:
         self.following = self.following_class(journal_state)
         self.plans = NodePlans()
         self.records = NodeRecords(journal_state.committed.key, deadlines.heartbeat_s)
-        self.highest: Version = journal_state.highest
-        self._goals = self.hook_goals_class(self)
+        self._parts = NodeParts(
+            run, node, self.following, self.attached, self.landing, self.plans, self.records, journal_state.highest
+        )
+        self._goals = self.hook_goals_class(self._parts)
         self._talk = HookTalk(self.attached, self._goals)
         self._out: list[NodeEffect] = []
         self._told: NodeReport | None = None
@@ -148,11 +151,11 @@ class NodeMachine:
 
     def recovered(self) -> Recovered:
         """Return the answer to a ``Recover``: what this node knows of the run."""
-        return Recovered(self.node, self.following.term, self.committed, self.highest)
+        return Recovered(self.node, self.following.term, self.committed, self._parts.highest)
 
     def status(self, now: float) -> dict[str, object]:
         """Return this node's part of the status document, as plain values."""
-        return standing_of(self, self._limits, now)
+        return standing_of(self._parts, self._limits, now)
 
     @property
     def term(self) -> Term:
@@ -176,7 +179,7 @@ class NodeMachine:
 
     def report(self) -> NodeReport:
         """Return the whole state of this node."""
-        return report_of(self)
+        return report_of(self._parts)
 
     # ------------------------------------------------------------ the leader
 
@@ -215,7 +218,7 @@ class NodeMachine:
 
     def _accept(self, event: GoalArrived, now: float) -> None:
         self.following.accept(event, now)
-        self.highest = max(self.highest, event.goal.key.version, event.goal.committed.key.version)
+        self._parts.highest = max(self._parts.highest, event.goal.key.version, event.goal.committed.key.version)
 
     def _no_leader(self, now: float) -> NoLeaderNow | None:
         waited_s = self.following.silent_for(now) - self._limits.heartbeat_timeout_s

@@ -10,38 +10,38 @@ from weightd.core.units import NO_OP
 from weightd.core.wire.messages import FetchState, NodeReport, PublisherGoal, ReceiverGoal
 
 if TYPE_CHECKING:
-    from weightd.core.session.node import NodeMachine
+    from weightd.core.session.node_parts import NodeParts
 
 
-def report_of(machine: NodeMachine) -> NodeReport:
+def report_of(node: NodeParts) -> NodeReport:
     """Return the whole state of a node for one run."""
-    following, attached = machine.following, machine.attached
+    following, attached = node.following, node.attached
     goal = following.goal
     return NodeReport(
-        machine.node,
+        node.node,
         (following.term, goal.op if goal is not None else NO_OP),
         following.goal_seq,
         attached.trainer_entries(),
         attached.receiver_entries(),
         attached.lost_ranks(),
-        machine.plans.reported(),
-        _fetch_state(machine),
-        machine.landing.held(),
-        machine.committed,
+        node.plans.reported(),
+        _fetch_state(node),
+        node.landing.held(),
+        node.records.committed,
         tuple(sorted({h.hello.layout_digest for h in attached.hooks.values() if h.ready})),
-        machine.highest,
+        node.highest,
     )
 
 
-def _fetch_state(machine: NodeMachine) -> FetchState | None:
+def _fetch_state(node: NodeParts) -> FetchState | None:
     """Return how far the version in hand is on this node; complete means recorded."""
-    goal = machine.following.goal
+    goal = node.following.goal
     if goal is None or goal.epoch is None or goal.stage not in ("fetching", "prepared", "applying"):
         return None
-    fetch = machine.landing.fetch
-    half = machine.landing.whole(goal.epoch.epoch, goal.key)
+    fetch = node.landing.fetch
+    half = node.landing.whole(goal.epoch.epoch, goal.key)
     if half is not None:
-        nbytes = machine.plans.fetch_nbytes
+        nbytes = node.plans.fetch_nbytes
         return FetchState(goal.key, goal.op, nbytes, nbytes, complete=True, wire_nbytes=half.wire_nbytes)
     if fetch is None or (fetch.epoch, fetch.key) != (goal.epoch.epoch, goal.key):
         return None

@@ -10,17 +10,17 @@ from weightd.core.units import RolloutRank
 if TYPE_CHECKING:
     from weightd.core.session.attached import Hook
     from weightd.core.session.deadlines import Deadlines
-    from weightd.core.session.node import NodeMachine
+    from weightd.core.session.node_parts import NodeParts
 
 
-def standing_of(machine: NodeMachine, limits: Deadlines, now: float) -> dict[str, object]:
+def standing_of(node: NodeParts, limits: Deadlines, now: float) -> dict[str, object]:
     """Return what a node knows, as plain values."""
-    following, landing = machine.following, machine.landing
+    following, landing = node.following, node.landing
     goal, fetch = following.goal, landing.fetch
     silent = following.silent_for(now)
     return {
-        "run": machine.run,
-        "node": machine.node,
+        "run": node.run,
+        "node": node.node,
         "term": following.term,
         "leader": following.leader or None,
         "leader_silent_s": round(silent, 1),
@@ -28,14 +28,14 @@ def standing_of(machine: NodeMachine, limits: Deadlines, now: float) -> dict[str
         "stage": goal.stage if goal else None,
         "version": goal.key.version or None if goal else None,
         "waiting_for": goal.waiting_for if goal else "a leader",
-        "committed": machine.committed.version or None,
-        "epoch": machine.plans.epoch or None,
+        "committed": node.records.committed.version or None,
+        "epoch": node.plans.epoch or None,
         "holds": [str(k) for k in landing.held()],
         "fetch": None
         if fetch is None
         else {"version": fetch.key.version, "received": fetch.received_nbytes, "planned": fetch.planned_nbytes},
-        "ranks": {rank_name(h.who): _rank(h, now) for h in machine.attached.hooks.values()},
-        "lost": {lost.who: lost.why for lost in machine.attached.lost_ranks()},
+        "ranks": {rank_name(h.who): _rank(h, now) for h in node.attached.hooks.values()},
+        "lost": {lost.who: lost.why for lost in node.attached.lost_ranks()},
         "late_goals": following.late_goals,
     }
 
