@@ -36,9 +36,9 @@ def trainers_of(cluster: Cluster, run: str, world: int = 2, **of_rank_1: Any) ->
     ]
 
 
-def engines_of(cluster: Cluster, run: str, size: int = 2) -> list[Rank]:
-    """Start an engine of two ranks; rank 1 believes that they are ``size``."""
-    return [cluster.engine("E0", 0, 2, "a", run=run), cluster.engine("E0", 1, size, "b", run=run)]
+def engines_of(cluster: Cluster, run: str, size: int = 2, slot: str | None = None) -> list[Rank]:
+    """Start an engine of two ranks; rank 1 believes that they are ``size``, and is on ``slot``."""
+    return [cluster.engine("E0", 0, 2, "a", run=run), cluster.engine("E0", 1, size, "b", run=run, slot=slot)]
 
 
 def assert_delivers(trainers: list[Rank], engines: list[Rank], version: int) -> None:
@@ -89,6 +89,18 @@ def test_unknown_engine(cluster: Cluster, run: str) -> None:
 
     assert stranger.fails("attach").codes == ["E_RANK_UNKNOWN"]
     assert_delivers(trainers, engines, 1)
+
+
+def test_an_engine_on_a_trainers_slot(cluster: Cluster, run: str) -> None:
+    """Known only once both have attached: slots are measured.  The mode of the run is disaggregated."""
+    trainers, engines = trainers_of(cluster, run, slot="gpu-0"), engines_of(cluster, run, slot="gpu-0")
+    answers = attach_all([*trainers, *engines])
+
+    for answer in answers:
+        assert answer.codes == ["E_MIXED"], answer.text
+        assert answer.fields("E_MIXED")["engine"] == "E0"
+
+    assert_delivers(*attach_all_again(cluster, run), 1)
 
 
 def test_duplicate_trainer_rank(cluster: Cluster, run: str) -> None:
