@@ -26,6 +26,9 @@ Errand = Callable[[FdChannel], None]
 _RETRY_S = 0.2
 """After an errand or a binding that failed because the daemon went away."""
 
+_GRACE_S = 1.0
+"""For the errand in hand, when the thread is to end."""
+
 
 class Errands:
     """The thread.
@@ -66,6 +69,7 @@ class Errands:
         self._session: int | None = None
         self._queue: deque[Errand] = deque()
         self._stopping = False
+        self._channel: FdChannel | None = None
         self._thread = threading.Thread(target=self._live, name="weightd errands", daemon=True)
 
     def start(self) -> None:
@@ -87,12 +91,19 @@ class Errands:
         self._nudge()
 
     def close(self) -> None:
-        """End the thread after the errand in hand; harmless when done twice."""
+        """End the thread after the errand in hand; harmless when done twice.
+
+        An errand that waits for a daemon which does not answer is not waited for.
+        """
         if self._stopping:
             return
         self._stopping = True
         self._nudge()
         if self._thread.ident is not None:
+            self._thread.join(_GRACE_S)
+            channel = self._channel
+            if channel is not None and self._thread.is_alive():
+                channel.abandon()
             self._thread.join(self.limit_s)
         if not self._thread.is_alive():
             os.close(self._wake)
@@ -133,7 +144,8 @@ class Errands:
                 self._on_end()
             return None, None
         try:
-            channel = FdChannel.connect(self._path, self._run, session, time.monotonic() + self.limit_s)
+            deadline_at = time.monotonic() + self.limit_s
+            channel = FdChannel.connect(self._path, self._run, session, deadline_at, self._connected)
         except WeightdError as error:
             # Also a refusal may only mean that the daemon restarted since its welcome: greet again, and remember why.
             self.trouble = str(error)
@@ -149,6 +161,11 @@ class Errands:
         time.sleep(_RETRY_S)
         self._on_end()
         return None, None
+
+    def _connected(self, channel: FdChannel) -> None:
+        self._channel = channel
+        if self._stopping:
+            channel.abandon()
 
     def _run_one(self, channel: FdChannel) -> bool:
         """Run the next errand; say whether there was one."""

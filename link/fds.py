@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
@@ -30,7 +31,7 @@ from weightd.link.fd_messages import (
 from weightd.link.memory import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from weightd.core.units import RunName
@@ -56,7 +57,14 @@ class FdChannel:
         self._path = path
 
     @classmethod
-    def connect(cls, path: str, run: RunName, session: int, deadline_at: float) -> Self:
+    def connect(
+        cls,
+        path: str,
+        run: RunName,
+        session: int,
+        deadline_at: float,
+        connected: Callable[[Self], None] | None = None,
+    ) -> Self:
         """Connect, and bind the connection to the hook's session.
 
         Args:
@@ -64,6 +72,7 @@ class FdChannel:
             run: The hook's run.
             session: As the daemon's ``Welcome`` told it.
             deadline_at: On the clock of ``time.monotonic``.
+            connected: Gets the channel before the daemon has answered, so that another thread can ``abandon`` it.
 
         Raises:
             DaemonAbsent: Nobody listens there, until the deadline.
@@ -73,6 +82,8 @@ class FdChannel:
         """
         channel = cls(_connected(path, deadline_at), path)
         try:
+            if connected is not None:
+                connected(channel)
             channel._expect_accepted(Bind(PROTOCOL, run, session), (), "binding the descriptor socket", deadline_at)
         except BaseException:
             channel.close()
@@ -134,6 +145,13 @@ class FdChannel:
         poll = select.poll()
         poll.register(self._sock, select.POLLRDHUP)
         return not poll.poll(0)
+
+    def abandon(self) -> None:
+        """End the wait of the thread that uses the channel, with ``PeerGone``; another thread may call this."""
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it has just been closed
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection, by which the daemon learns that the hook has ended; harmless when done twice."""

@@ -233,7 +233,10 @@ class SmallDaemon:
                 continue
             match request:
                 case Bind(session=session):
-                    seen = next(s for s in self.hooks.values() if s.session == session)
+                    seen = next((s for s in self.hooks.values() if s.session == session), None)
+                    if seen is None:
+                        sock.shutdown(socket.SHUT_RDWR)  # a session of the daemon before this one
+                        return
                     seen.bound = True
                     send_datagram(sock, Accepted())
                 case Offer(key=key, nbytes=nbytes):
