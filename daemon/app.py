@@ -316,8 +316,8 @@ class Daemon:
         if self.hooks.get(hook.session) is None:
             return
         log.info("hook ended", extra={"facts": {"run": hook.run, "who": hook.name, "pid": hook.pid, "why": why}})
-        self.hooks.remove(hook)
         run = self.runs.get(hook.run)
+        self.hooks.remove(hook, keep=run is not None and run.may_read(hook))
         if run is not None:
             run.inbox.outcome(ev.HookLost(hook.session, why, orderly))
 
@@ -459,6 +459,7 @@ class Daemon:
                 if hook.run == run.run:
                     self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, m.Refusal(broken.to_wire()))
                     self.hooks.remove(hook)
+            self.hooks.keep_only(run.run, ())
 
     def status(self) -> dict[str, object]:
         """Return the status document as plain values."""

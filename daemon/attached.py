@@ -2,13 +2,14 @@
 
 A hook is found by what its messages say (run, who, boot) and answered on the
 routing id of its last message.  The pools of a trainer rank outlive its process here:
-a version that it published can still be read.
+a version that it published can still be read.  Pools are asked for by incarnation: the
+next one of a rank, or a second one that is about to be refused, has other bytes at equal generations.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from weightd.core.errors import WeightdError
@@ -114,7 +115,7 @@ class AttachedHooks:
     limit: int
     _by_session: dict[SessionId, Hook] = field(default_factory=dict)
     _by_identity: dict[tuple[RunName, str, Boot], SessionId] = field(default_factory=dict)
-    _orphans: dict[tuple[RunName, TrainerRank], dict[PoolKey, Pool]] = field(default_factory=dict)
+    _orphans: dict[tuple[RunName, TrainerRank, Boot], dict[PoolKey, Pool]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._by_session)
@@ -138,43 +139,44 @@ class AttachedHooks:
         self._by_identity[run, hook.name, boot] = hook.session
         return hook
 
-    def remove(self, hook: Hook) -> None:
-        """Forget a hook; a trainer rank's pools stay until the rank is taken on again."""
+    def remove(self, hook: Hook, *, keep: bool = False) -> None:
+        """Forget a hook.
+
+        Args:
+            hook: The hook.
+            keep: Whether the pools of a trainer rank stay, until ``keep_only`` names others.
+        """
         self._by_session.pop(hook.session, None)
         self._by_identity.pop((hook.run, hook.name, hook.boot), None)
         who = hook.who
-        if hook.ready and not isinstance(who, RolloutRank):
-            self._drop_orphans(hook.run, who)
-            self._orphans[hook.run, who] = hook.pools
+        if keep and hook.ready and not isinstance(who, RolloutRank):
+            self._orphans[hook.run, who, hook.boot] = hook.pools
         else:
             for pool in hook.pools.values():
                 pool.close()
 
-    def offered(self, run: RunName, ranks: frozenset[TrainerRank]) -> Mapping[PoolKey, Pool]:
-        """Return all pools of these trainer ranks of a run, of ready hooks and of ended ones."""
+    def offered(self, run: RunName, boots: Mapping[TrainerRank, Boot]) -> Mapping[PoolKey, Pool]:
+        """Return all pools of these incarnations of trainer ranks, of ready hooks and of ended ones."""
         pools: dict[PoolKey, Pool] = {}
-        for (of, rank), kept in self._orphans.items():
-            if of == run and rank in ranks:
+        for (of, rank, boot), kept in self._orphans.items():
+            if of == run and boots.get(rank) == boot:
                 pools.update(kept)
         for hook in self._by_session.values():
-            if hook.run == run and hook.ready and hook.who in ranks and isinstance(hook.hello, TrainerHello):
+            named = isinstance(hook.hello, TrainerHello) and boots.get(hook.hello.rank) == hook.boot
+            if hook.run == run and hook.ready and named:
                 pools.update(hook.pools)
         return pools
 
-    def forget_run(self, run: RunName) -> None:
-        """Drop the pools that ended ranks of a run left."""
-        for of, rank in tuple(self._orphans):
-            if of == run:
-                self._drop_orphans(of, rank)
-
-    def _drop_orphans(self, run: RunName, rank: TrainerRank) -> None:
-        for pool in self._orphans.pop((run, rank), {}).values():
-            pool.close()
+    def keep_only(self, run: RunName, named: Container[tuple[TrainerRank, Boot]]) -> None:
+        """Drop the pools that ended ranks of a run left, but those of the incarnations that are named."""
+        for of, rank, boot in tuple(self._orphans):
+            if of == run and (rank, boot) not in named:
+                for pool in self._orphans.pop((of, rank, boot)).values():
+                    pool.close()
 
     def close(self) -> None:
         """Close every pool."""
         for hook in self:
-            hook.ready = False
             self.remove(hook)
-        for run, rank in tuple(self._orphans):
-            self._drop_orphans(run, rank)
+        for run in {of for of, _, _ in self._orphans}:
+            self.keep_only(run, ())

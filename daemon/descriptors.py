@@ -85,8 +85,9 @@ class Descriptors:
             why = f"it has no plan {plan_digest} (any more)"
             raise HookRefused(hook.name, hook.run, why, "the next goal names the plan of the epoch in force")
         plan = plans.plans[self._daemon.config.node].ranks[hook.who]
-        ranks = frozenset(s.rank for s in plan.sources if isinstance(s, TrainerSource))
-        pools = dict(self._daemon.hooks.offered(hook.run, ranks))
+        ranks = {s.rank for s in plan.sources if isinstance(s, TrainerSource)}
+        boots = {rank: boot for rank, boot in plans.boots.items() if rank in ranks}
+        pools = dict(self._daemon.hooks.offered(hook.run, boots))
         if any(isinstance(s, LandingSource) for s in plan.sources):
             pools |= {PoolKey(LANDING, half, 0): pool for half, pool in enumerate(plans.halves)}
         return pools

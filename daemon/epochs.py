@@ -22,7 +22,7 @@ from weightd.core.plan.planner import plan_node
 from weightd.core.plan.proof import CoverageProof, prove_coverage
 from weightd.core.roster.topology import Place, Topology
 from weightd.core.session.events import EpochPlanned, EpochProved
-from weightd.core.units import EngineId, NodeId, RolloutRank, TrainerRank
+from weightd.core.units import Boot, EngineId, NodeId, RolloutRank, TrainerRank
 from weightd.core.wire.blobs import blob_digest
 from weightd.core.wire.messages import EpochSpec, NodePlanDigest
 from weightd.daemon.bulk.landing import Halves
@@ -76,6 +76,11 @@ class EpochPlans:
     snapshot_nbytes: int
     halves: Halves = field(default_factory=Halves)
     rank_blobs: dict[RolloutRank, tuple[str, bytes]] = field(default_factory=dict)
+
+    @property
+    def boots(self) -> dict[TrainerRank, Boot]:
+        """The incarnation of every trainer rank, whose memory and no other's is meant."""
+        return {t.rank: t.boot for t in self.spec.trainers}
 
     def proved(self) -> EpochProved:
         """Return the leader's event: every node's plan digest and every rank's bytes."""
@@ -142,7 +147,7 @@ def encode_plans(plans: EpochPlans, node: NodeId, landing_serial: int) -> None:
         node: This node.
         landing_serial: Grows when the landing's pools are replaced.
     """
-    boots = {t.rank: t.boot for t in plans.spec.trainers}
+    boots = plans.boots
     for rank, rank_plan in plans.plans[node].ranks.items():
         pools = sorted({f"{s.rank}={boots[s.rank]}" for s in rank_plan.sources if isinstance(s, TrainerSource)})
         memory = " ".join([f"landing={landing_serial}", *pools])

@@ -215,12 +215,16 @@ class Fetches:
             result = await anyio.to_thread.run_sync(self.client.fetch, job, stop, landed)
         finally:
             stop.set()
+            # Its last buckets may still be on their way from the thread: nothing that is here is fetched again.
+            told = anyio.Event()
+            self.soon(told.set)
+            await told.wait()
         extra = result.wire_nbytes - result.nbytes
         self._wire[running.key] = self._wire.get(running.key, 0) + extra
 
     def _landed(self, running: _Running, bucket: Bucket) -> None:
-        if bucket.index in running.landed:
-            return
+        if running.ended.is_set() or bucket.index in running.landed:
+            return  # with the run, the landing may have ended
         running.landed.add(bucket.index)
         running.nbytes += bucket.nbytes
         self._wire[running.key] = self._wire.get(running.key, 0) + bucket.nbytes

@@ -16,7 +16,7 @@ import msgspec
 from weightd.core.errors import InternalInvariantBroken, WeightdError
 from weightd.core.layout.columns import Layout
 from weightd.core.session.faults import DeadlinePassed
-from weightd.core.units import Epoch, NodeId, RolloutRank
+from weightd.core.units import Boot, Epoch, NodeId, RolloutRank, TrainerRank
 from weightd.core.wire.messages import EpochSpec
 from weightd.daemon.bulk.landing import Landing
 from weightd.daemon.epochs import EpochPlans, LayoutStore, encode_plans, layout_digests, plan_epoch
@@ -108,6 +108,11 @@ class Planning:
         for old in [e for e in self._plans if e < epoch]:
             del self._plans[old]
         self.landing.retire(plans.halves for plans in self._plans.values())
+
+    @property
+    def named(self) -> frozenset[tuple[TrainerRank, Boot]]:
+        """Every incarnation of a trainer rank whose memory some plan in hand reads."""
+        return frozenset((t.rank, t.boot) for plans in self._plans.values() for t in plans.spec.trainers)
 
     @property
     def snapshot_nbytes(self) -> int:

@@ -89,7 +89,7 @@ class Serving:
         if lacking:
             raise TicketRefused(self.node, 0, f"{wanted.key} is not readable here from trainer ranks {lacking}")
         ranks = frozenset(s.rank for s in needed)
-        offered = self.hooks.offered(self.run, ranks)
+        offered = self.hooks.offered(self.run, plans.boots)
         pools: dict[TrainerSource, Pool] = {}
         for source in needed:
             pool = offered.get(PoolKey(source.rank, slots[source.rank].slot, source.region))
@@ -98,13 +98,18 @@ class Serving:
             pools[source] = pool
         named = tuple((r, slots[r].slot) for r in sorted(ranks))
         known = self._gathers.get((wanted.epoch, receiver, named))
-        if known is None or any(known[0][s] is not pools[s] for s in needed):  # a restarted rank has other pools
+        # Numbers of epochs may come again, with another plan; a restarted rank has other pools.
+        if known is None or known[1].fetch is not fetch or any(known[0][s] is not pools[s] for s in needed):
             known = pools, await anyio.to_thread.run_sync(Gather, fetch, self.node, pools)
             while len(self._gathers) >= KEPT_GATHERS:
                 del self._gathers[next(iter(self._gathers))]
             self._gathers[wanted.epoch, receiver, named] = known
         gather = known[1]
         return Lease(gather, wanted.key, {s: slots[s.rank].generation for s in needed})
+
+    def forget_unplanned(self) -> None:
+        """Let go of the views of epochs that are no longer planned here, and with them of their pools' memory."""
+        self._gathers = {k: known for k, known in self._gathers.items() if self.planning.find(k[0]) is not None}
 
     def _count(self, ticket: int, key: VersionKey, count: int) -> None:
         """Note the streams of a ticket; the machine holds the slots until all have ended."""

@@ -30,7 +30,7 @@ from weightd.core.session.node import NodeMachine
 from weightd.core.session.records import replay, replay_node
 from weightd.core.units import NO_KEY, NO_TERM, Boot, NodeId, RunName, Term
 from weightd.core.wire import messages as m
-from weightd.daemon.attached import AttachedHooks
+from weightd.daemon.attached import AttachedHooks, Hook
 from weightd.daemon.bulk.landing import Landing, MemoryBudget
 from weightd.daemon.bulk.port import BulkServer
 from weightd.daemon.bulk.tcp import TcpBulkClient
@@ -223,6 +223,10 @@ class RunSupervisor:
         """Newest term known here."""
         return max(self.leader.term if self.leader else NO_TERM, self.node.following.term)
 
+    def may_read(self, hook: Hook) -> bool:
+        """Whether a trainer rank's memory is still to be read, should its process have ended."""
+        return self.planning.adopted is None or (hook.who, hook.boot) in self.planning.named
+
     def recovered(self) -> m.Recovered:
         """Return what this node knows of the run, for a daemon that is about to lead."""
         return self.node.recovered()
@@ -266,6 +270,8 @@ class RunSupervisor:
                 self._spawn(partial(self._prove, spec))
             case ev.AdoptEpoch(epoch):
                 self.planning.adopt(epoch)
+                self.serving.forget_unplanned()
+                self.links.hooks.keep_only(self.run, self.planning.named)
             case ev.StartFetch(epoch, key, op, half):
                 self.fetches.start(self.planning.plans(epoch), key, op, half)
             case ev.StopFetch(key, op):

@@ -62,7 +62,7 @@ class Gather:
             InternalInvariantBroken: A copy does not lie in its pool or in its bucket.
         """
         self.sender = sender
-        self._fetch = fetch
+        self.fetch = fetch
         self._pools = dict(pools)
         self.buckets = {b.index: b for b in fetch.buckets if b.source_node == sender}
         self._filled = {b.index: self._fill(b) for b in self.buckets.values()}
@@ -99,15 +99,15 @@ class Gather:
         return target, True
 
     def _fill(self, bucket: Bucket) -> _Filled:
-        copies, rows = self._fetch.gather, range(bucket.first_row, bucket.last_row)
-        sources = tuple(dict.fromkeys(self._fetch.sources[int(copies.source[r])] for r in rows))
+        copies, rows = self.fetch.gather, range(bucket.first_row, bucket.last_row)
+        sources = tuple(dict.fromkeys(self.fetch.sources[int(copies.source[r])] for r in rows))
         built = tuple(self._row(copies, r, bucket) for r in rows)
         covered = sum(row.source.nbytes for row in built)
         run = self._run(copies, bucket, sources) if covered == bucket.nbytes else None
         return _Filled(run, () if run is not None else built, sources, covered != bucket.nbytes)
 
     def _row(self, copies: Copies, r: int, bucket: Bucket) -> _Row:
-        source = self._fetch.sources[int(copies.source[r])]
+        source = self.fetch.sources[int(copies.source[r])]
         payload = self._pools[source].payload
         itemsize = int(copies.itemsize[r])
         extent = tuple(int(n) for n in copies.extent[r])

@@ -62,27 +62,51 @@ def test_it_is_complete_with_socket_layout_and_every_pool(hooks: AttachedHooks) 
     assert seen == [False, False, False, True]
 
 
-def test_pools_of_an_ended_trainer_stay_until_its_rank_ends_again(hooks: AttachedHooks) -> None:
+def pools_of(hooks: AttachedHooks, boot: int, rank: int = 0) -> dict[PoolKey, Pool]:
+    return dict(hooks.offered(RUN, {TrainerRank(rank): Boot(boot)}))
+
+
+def test_pools_of_an_ended_trainer_stay_while_they_are_named(hooks: AttachedHooks) -> None:
     first = offered(hooks, 1)
     kept = dict(first.pools)
-    hooks.remove(first)
+    hooks.remove(first, keep=True)
 
-    assert hooks.offered(RUN, frozenset({TrainerRank(0)})) == kept
-    assert hooks.offered(RUN, frozenset({TrainerRank(1)})) == {}
-
-    second = offered(hooks, 2)
-
-    assert hooks.offered(RUN, frozenset({TrainerRank(0)})) == second.pools
-    hooks.remove(second)
+    assert pools_of(hooks, 1) == kept
+    assert pools_of(hooks, 1, rank=1) == {}
+    hooks.keep_only(RUN, {(TrainerRank(0), Boot(1))})
+    assert pools_of(hooks, 1) == kept
+    hooks.keep_only(RunName("other"), ())
+    assert pools_of(hooks, 1) == kept
+    hooks.keep_only(RUN, {(TrainerRank(0), Boot(2))})
+    assert pools_of(hooks, 1) == {}
     assert all(pool.closed for pool in kept.values())
-    assert set(hooks.offered(RUN, frozenset({TrainerRank(0)}))) == {PoolKey(0, 0, 0), PoolKey(0, 1, 0)}
+
+
+def test_pools_of_another_incarnation_are_never_taken_for_those_of_a_rank(hooks: AttachedHooks) -> None:
+    """Its slots have the same names, the same sizes and, after as many versions, the same generations."""
+    ended, live = offered(hooks, 1), offered(hooks, 2)
+    kept = dict(ended.pools)
+    hooks.remove(ended, keep=True)
+    duplicate = offered(hooks, 3)
+
+    assert (pools_of(hooks, 1), pools_of(hooks, 2)) == (kept, live.pools)
+    hooks.remove(duplicate)
+    assert (pools_of(hooks, 1), pools_of(hooks, 2)) == (kept, live.pools)
+
+
+def test_pools_that_no_plan_reads_end_with_their_process(hooks: AttachedHooks) -> None:
+    hook = offered(hooks, 1)
+    pools = list(hook.pools.values())
+    hooks.remove(hook, keep=False)
+
+    assert all(pool.closed for pool in pools)
 
 
 def test_pools_of_a_hook_that_was_never_ready_are_closed(hooks: AttachedHooks) -> None:
     hook = offered(hooks, 1)
     hook.ready = False
     pools = list(hook.pools.values())
-    hooks.remove(hook)
+    hooks.remove(hook, keep=True)
 
     assert all(pool.closed for pool in pools)
 
