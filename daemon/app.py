@@ -318,6 +318,9 @@ class Daemon:
         log.info("hook ended", extra={"facts": {"run": hook.run, "who": hook.name, "pid": hook.pid, "why": why}})
         run = self.runs.get(hook.run)
         self.hooks.remove(hook, keep=run is not None and run.may_read(hook))
+        digest = hook.hello.layout_digest
+        if digest not in self._asked and all(h.hello.layout_digest != digest for h in self.hooks):
+            self._blobs.forget(digest)  # what it announced and never sent must not fill the room of others
         if run is not None:
             run.inbox.outcome(ev.HookLost(hook.session, why, orderly))
 
@@ -343,6 +346,7 @@ class Daemon:
 
     async def _take_layout(self, digest: str, blob: bytes) -> None:
         """Decode and check a layout off the loop: a large one takes half a second."""
+        self._asked.discard(digest)
         try:
             layout = await anyio.to_thread.run_sync(partial(decode_layout, blob, whose=f"layout {digest}"))
         except WeightdError as error:

@@ -1,4 +1,4 @@
-"""A rank is spoken for by the process that greeted, and by no other that happens to know its boot."""
+"""What one hook says binds no other: a rank is spoken for by the process that greeted, for as long as it is there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from weightd.core.roster.topology import EngineDecl, Roster
 from weightd.core.units import Boot, RunName, SlotName, Term, TrainerRank
 from weightd.core.wire import messages as m
 from weightd.core.wire.codec import decode, encode
+from weightd.core.wire.limits import MAX_BLOB_BYTES
 
 pytestmark = [pytest.mark.processes, pytest.mark.net]
 
@@ -52,9 +53,10 @@ def from_another_process(folder: Path, seq: int, body: m.Body, answers: int) -> 
         return pool.apply(say, (folder, seq, body, answers))
 
 
-def hello(pid: int) -> m.TrainerHello:
+def hello(pid: int, digest: str = "d1", layout_nbytes: int = 1) -> m.TrainerHello:
     roster = Roster(1, (EngineDecl("E0", 1),), (), "disaggregated")
-    return m.TrainerHello(TrainerRank(0), 1, pid, 1, SlotName("s"), "d1", 1, (m.Region(0, 0, 8192),), roster)
+    regions = (m.Region(0, 0, 8192),)
+    return m.TrainerHello(TrainerRank(0), 1, pid, 1, SlotName("s"), digest, layout_nbytes, regions, roster)
 
 
 def hooks(folder: Path) -> list[dict[str, Any]]:
@@ -80,3 +82,12 @@ def test_another_process_is_not_welcomed_as_a_rank_that_is_here(
     assert isinstance(answer[0], m.Refusal)
     assert answer[0].error.code == "E_ADMISSION"
     assert str(os.getpid()) in answer[0].error.text
+
+
+def test_a_layout_that_never_came_leaves_room_for_others(tmp_path: Path, daemon: subprocess.Popen[bytes]) -> None:
+    pid = os.getpid()
+    say(tmp_path, 1, hello(pid, "huge", MAX_BLOB_BYTES), 2)
+    say(tmp_path, 2, m.Bye("it gave up"), 0)
+    answers = say(tmp_path, 3, hello(pid, "small", 100), 2)
+
+    assert [type(a) for a in answers] == [m.Welcome, m.BlobWanted]
