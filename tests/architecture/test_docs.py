@@ -98,6 +98,16 @@ def test_every_code_is_explained() -> None:
     assert sorted(codes()) == sorted(first_cells)
 
 
+BASES = {"E_WEIGHTD", "E_ELEMENT", "E_LAYOUT", "E_PLAN"}
+"""Codes of classes that only their subclasses are raised of."""
+
+
+def test_every_code_has_a_golden_text() -> None:
+    golden = {path.name.partition(".")[0].partition("-")[0] for path in (ROOT / "tests" / "golden").rglob("E_*.txt")}
+
+    assert set() == codes() - BASES - golden
+
+
 def codes() -> set[str]:
     """Return every code of weightd's own errors; a class registers its code when its module is imported."""
     for module in pkgutil.walk_packages(weightd.__path__, "weightd."):
