@@ -13,7 +13,7 @@ import pytest
 from weightd.daemon.children import Children
 from weightd.daemon.local_nodes import LocalNodes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]  # two processes import torch anew
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
@@ -36,7 +36,7 @@ def test_the_engine_ends_with_the_trainers_numbers(folder: Path) -> None:
             for script in ("trainer.py", "engine.py")
         ]
         try:
-            trainer, engine = (rank.communicate(timeout=50)[0].splitlines() for rank in ranks)
+            trainer, engine = (rank.communicate(timeout=120)[0].splitlines() for rank in ranks)
         finally:
             for rank in ranks:
                 rank.kill()
