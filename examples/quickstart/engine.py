@@ -2,7 +2,7 @@
 
 import torch
 
-from weightd.rollout_hooks.receiver import Receiver
+from weightd.rollout_hooks import Receiver
 
 model = torch.nn.Linear(4, 3).requires_grad_(False)
 

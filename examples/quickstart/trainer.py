@@ -2,7 +2,7 @@
 
 import torch
 
-from weightd.trainer_hooks.publisher import Publisher
+from weightd.trainer_hooks import Publisher
 
 model = torch.nn.Linear(4, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
