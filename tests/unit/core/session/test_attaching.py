@@ -254,6 +254,22 @@ def test_a_straggling_joiner_is_refused_by_itself() -> None:
     assert "idle" == bench.stage
 
 
+def test_a_rank_whose_engine_lost_another_is_no_straggler() -> None:
+    """However long ago it attached, it waits for the other to come back, and is not in the other's way."""
+    bench = LeaderBench().ready().commit(1)
+    bench.pass_time(LIMITS.attach_s + 1)
+    bench.die(rank("E0", 1)).say().say()
+
+    bench.pass_time(LIMITS.attach_s + 1)
+
+    assert "E0[0]" not in bench.refused()
+    assert {"E1"} == {p.engine for p in bench.epoch().receivers}
+
+    bench.attach(rank("E0", 1), boot=555).say().say()
+
+    assert {"E0", "E1"} == {p.engine for p in bench.epoch().receivers}
+
+
 def test_the_first_epoch_needs_every_rank_but_those_of_engines_the_journal_says_are_down() -> None:
     first = LeaderBench().ready().commit(1)
     first.die(rank("E1", 0)).say().say()

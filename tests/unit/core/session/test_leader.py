@@ -263,6 +263,39 @@ def test_an_engine_that_missed_a_commit_is_fenced_before_it_counts_as_up() -> No
     assert second.machine.state.turns[second.order("E1").engine].up
 
 
+def test_an_engine_that_applied_a_commit_it_was_not_told_of_is_told_now() -> None:
+    first = LeaderBench().ready().commit(1).prepare(2).apply("E0").apply("E1")
+    second = LeaderBench(journal=replay(first.journal))
+    second.ranks = first.ranks
+
+    second.lead().say().say()
+    assert {"E0": "commit", "E1": "commit"} == second.orders()
+    second.acknowledge("E0").acknowledge("E1")
+
+    assert {"E0": "resume", "E1": "resume"} == second.orders()
+    assert all(t.up for t in second.machine.state.turns.values())
+
+
+def test_a_commit_that_only_nodes_know_is_taken_over_and_journaled() -> None:
+    bench = LeaderBench()
+    bench.nodes[B].committed = key(4)
+    bench.nodes[B].highest = Version(5)
+
+    bench.lead().attach()
+
+    assert [(4, (100, 1))] == [r["key"] for r in bench.records("commit")]
+    assert 6 == bench.told().next_version
+
+
+def test_it_wakes_at_once_when_it_is_new_then_with_every_beat() -> None:
+    bench = LeaderBench()
+    assert 0.0 == bench.machine.next_deadline()
+
+    bench.ready()
+
+    assert bench.now + 1.0 == bench.machine.next_deadline()
+
+
 def test_a_new_start_of_trainer_rank_0_is_another_terms_business() -> None:
     bench = LeaderBench().ready()
 

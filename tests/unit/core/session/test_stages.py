@@ -435,6 +435,26 @@ def test_a_copy_without_progress_is_ended_by_its_own_clock() -> None:
     assert "E0[1] to apply" in error.text
 
 
+def test_a_copy_that_goes_on_and_on_is_ended_by_apply_s() -> None:
+    limits = msgspec.structs.replace(LIMITS, apply_s=20.0)
+    bench = LeaderBench(limits=limits).ready().prepare(1).apply("E1").all_in("E0", "paused").state(E00, "applied")
+
+    for nbytes in range(1, 25):
+        bench.state(E01, "applying", applied_nbytes=nbytes).pass_time(1.0)
+
+    error = bench.order("E0").error
+    assert error is not None
+    assert "apply_s (now 20 s)" in error.text
+
+
+def test_an_engine_that_is_done_and_tears_before_the_decision_is_fenced() -> None:
+    bench = LeaderBench().ready().prepare(1).apply("E1")
+
+    bench.state(E10, "torn")
+
+    assert {"E0": "pause", "E1": "fence"} == bench.orders()
+
+
 def test_a_version_that_no_living_engine_took_fails_and_aborts_all() -> None:
     bench = LeaderBench().ready().commit(1).prepare(2)
     bench.all_in("E0", "refused", base=key(1)).all_in("E1", "refused", base=key(1))
