@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -15,7 +15,7 @@ from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.checks import BASE_ALIGN
 from weightd.core.layout.columns import Layout, Unused
 from weightd.core.layout.faults import BadEntry
-from weightd.trainer_hooks.shards import Holdings, Shard, dtype_name
+from weightd.trainer_hooks.shards import Holdings, Shard, Stray, dtype_name, no_stray
 
 Casts = torch.dtype | Mapping[str, torch.dtype] | None
 """Element type that is published: one for all floating tensors, or by name; None publishes what is held."""
@@ -54,11 +54,13 @@ class Described:
         layout: The layout; its buffers are the sections of a slot.
         places: Every shard that holds an element.
         payload_nbytes: Bytes of one slot.
+        stray: Looks whether the shards still are the model's.
     """
 
     layout: Layout
     places: tuple[Place, ...]
     payload_nbytes: int
+    stray: Callable[[], Stray | None] = no_stray
 
 
 def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedSpec], whose: str) -> Described:
@@ -103,7 +105,7 @@ def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedS
     for entry in unused:
         _add_unused(builder, entry)
     payload = max((base + nbytes for base, nbytes in sections.values()), default=0)
-    return Described(builder.build(whose), tuple(places), payload)
+    return Described(builder.build(whose), tuple(places), payload, holdings.stray)
 
 
 def _published(shards: Sequence[Shard], casts: Casts) -> list[torch.dtype]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +37,25 @@ class Shard:
     read: Callable[[], Tensor]
 
 
+class Stray(NamedTuple):
+    """A tensor that is read and no longer is the model's.
+
+    Attributes:
+        name: The tensor.
+        attached: What it was.
+        found: What it is.
+    """
+
+    name: str
+    attached: str
+    found: str
+
+
+def no_stray() -> Stray | None:
+    """Return None: declared tensors are what their holder says."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """All that a rank holds.
@@ -43,10 +63,12 @@ class Holdings:
     Attributes:
         shards: One per logical tensor, under unique names.
         aliases: Pairs (name, canonical name) of tied tensors.
+        stray: Looks whether the shards still are the model's.
     """
 
     shards: tuple[Shard, ...]
     aliases: tuple[tuple[str, str], ...] = ()
+    stray: Callable[[], Stray | None] = no_stray
 
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:

@@ -26,8 +26,8 @@ SLOTS = 2
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers that carry an element's bytes to numpy, which knows no bfloat16."""
 
-_Seen = tuple[int, tuple[int, ...], tuple[int, ...]]
-"""Where a parameter's memory was when its views were made: address, shape, strides."""
+_Seen = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
+"""What a parameter was when its views were made: address, shape, strides, element type."""
 
 
 class Slots:
@@ -43,6 +43,7 @@ class Slots:
         self._keys: list[VersionKey] = [NO_KEY] * count
         self._labels: list[str | None] = [None] * count
         self._places = described.places
+        self._stray = described.stray
         self.pools: list[Pool] = []
         try:
             for slot in range(count):
@@ -53,7 +54,7 @@ class Slots:
             raise
         self._slot_views = [[_slot_view(pool.payload, place) for place in self._places] for pool in self.pools]
         self._reads = [place.shard.read for place in self._places]
-        self._seen: list[_Seen] = [(-1, (), ())] * len(self._places)
+        self._seen: list[_Seen] = [(-1, (), (), torch.uint8)] * len(self._places)
         self._pairs: list[list[Pair]] = [[] for _ in self.pools]
         self._casts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.pools]
         self._bind()
@@ -108,6 +109,9 @@ class Slots:
         Raises:
             HoldingsChanged: A parameter is not what was attached; nothing was copied.
         """
+        stray = self._stray()
+        if stray is not None:
+            raise HoldingsChanged(*stray)
         self._bind()
         pool = self.pools[slot]
         pool.bump()  # odd: whoever reads now discards what it read
@@ -133,12 +137,13 @@ class Slots:
         Runs at every publish over every parameter, so it makes no object where nothing has moved.
         """
         moved = False
-        for index, (read, (address, shape, strides)) in enumerate(zip(self._reads, self._seen, strict=True)):
+        for index, (read, (address, shape, strides, dtype)) in enumerate(zip(self._reads, self._seen, strict=True)):
             tensor = read()
-            if tensor.data_ptr() == address and tensor.shape == shape and tensor.stride() == strides:
+            same = tensor.data_ptr() == address and tensor.shape == shape and tensor.stride() == strides
+            if same and tensor.dtype is dtype:
                 continue
             _check_unchanged(self._places[index], tensor)
-            self._seen[index] = tensor.data_ptr(), tensor.shape, tensor.stride()
+            self._seen[index] = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
             moved = True
         if moved:
             tensors = [read() for read in self._reads]

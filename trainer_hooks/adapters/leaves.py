@@ -34,7 +34,7 @@ class Leaf:
 
     def read(self) -> Tensor:
         """Return the tensor that has the name now; a framework may re-bind it between two steps."""
-        tensor = self.table[self.key]
+        tensor = self.table.get(self.key)
         if tensor is None:
             raise UnsupportedPlacement(self.name, "it was removed from its module", ("a tensor",))
         return tensor
@@ -48,13 +48,18 @@ def leaves_of(source: Source) -> tuple[Leaf, ...]:
     """
     if isinstance(source, nn.Module):
         return tuple(_of_module(source))
-    table: dict[str, Tensor | None] = {}
-    for name, tensor in source.items() if isinstance(source, Mapping) else source:
-        if name in table:
-            raise NamesCollide(str(name), (str(name), str(name)))
-        table[str(name)] = tensor
+    table = source if isinstance(source, Mapping) else _table_of(source)  # a mapping itself: entries may be re-bound
     names = canonical_names(table)
     return tuple(Leaf(names[key], key, table, key) for key in table)
+
+
+def _table_of(pairs: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    table: dict[str, Tensor] = {}
+    for name, tensor in pairs:
+        if name in table:
+            raise NamesCollide(name, (name, name))
+        table[name] = tensor
+    return table
 
 
 def _of_module(module: nn.Module) -> Iterator[Leaf]:

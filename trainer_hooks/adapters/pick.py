@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -9,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from weightd.trainer_hooks.adapters.fsdp2 import ShardedParams, dtensor_shard, sharded_params, sharded_reader
 from weightd.trainer_hooks.adapters.leaves import Leaf, Source, leaves_of
 from weightd.trainer_hooks.adapters.plain import plain_shard, refuse_fsdp1
+from weightd.trainer_hooks.adapters.strays import Watch
 from weightd.trainer_hooks.names import walk
 from weightd.trainer_hooks.shards import Holdings, Shard
 
@@ -27,15 +30,18 @@ def holdings_of(source: Source) -> Holdings:
             refuse_fsdp1(prefix.rstrip("."), module)
         managed = sharded_params(module for _, module in walk(source))
     shards: list[Shard] = []
-    aliases: list[tuple[str, str]] = []
-    first: dict[object, str] = {}
-    for leaf in leaves_of(source):
-        canonical = first.setdefault(_identity(leaf, managed), leaf.name)
-        if canonical != leaf.name:
-            aliases.append((leaf.name, canonical))
+    source = source if isinstance(source, nn.Module | Mapping) else list(source)
+    leaves = leaves_of(source)
+    first: dict[object, Leaf] = {}
+    ties: list[tuple[Leaf, Leaf]] = []
+    for leaf in leaves:
+        canonical = first.setdefault(_identity(leaf, managed), leaf)
+        if canonical is not leaf:
+            ties.append((leaf, canonical))
         else:
             shards.append(_shard(leaf, managed))
-    return Holdings(tuple(shards), tuple(aliases))
+    watch = Watch(source, leaves, ties, lambda leaf: _identity(leaf, managed))
+    return Holdings(tuple(shards), tuple((leaf.name, canonical.name) for leaf, canonical in ties), watch.stray)
 
 
 def _shard(leaf: Leaf, managed: ShardedParams) -> Shard:

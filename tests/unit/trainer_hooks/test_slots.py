@@ -1,6 +1,6 @@
 """From shards to a layout and the bytes of a slot."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -211,3 +211,78 @@ def test_declared_extent_that_is_not_the_tensors() -> None:
         declared_holdings([("model.norm.weight", (9, 3), (0, 0), (3, 3), torch.ones(2, 3))])
 
     check_golden("errors/E_PIECES", str(caught.value))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = nn.LayerNorm(3)
+
+
+def replace_module(model: Tied) -> None:
+    model.norm = nn.LayerNorm(3)
+
+
+def remove_module(model: Tied) -> None:
+    del model.norm
+
+
+def untie(model: Tied) -> None:
+    model.head.weight = nn.Parameter(torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize(
+    "change, name, found",
+    [
+        (replace_module, "norm.weight", "of another"),
+        (remove_module, "norm.weight", "gone"),
+        (untie, "head.weight", "own"),
+    ],
+)
+def test_what_is_no_longer_the_models_is_not_published(change: Callable[[Tied], None], name: str, found: str) -> None:
+    """The old module's parameters can still be read; they are the weights of the step before, for ever."""
+    model = Tied()
+    slots = Slots(TrainerRank(0), described(model), "digest")
+    slots.fill(0)
+    change(model)
+    with pytest.raises(HoldingsChanged, match=found) as caught:
+        slots.fill(1)
+    generation = slots.pools[1].generation
+    slots.close()
+
+    assert caught.value.name == name
+    assert generation == 0
+
+
+def test_a_wrapper_around_a_module_changes_nothing() -> None:
+    model = Tied()
+    slots = Slots(TrainerRank(0), described(model), "digest")
+    wrapped: Any = torch.compile(model.norm, backend="eager")
+    model.norm = wrapped
+
+    assert slots.fill(0) == slots.fill(1)
+    slots.close()
+
+
+def test_an_entry_of_a_mapping_that_was_replaced_is_what_is_published() -> None:
+    tensors = {"w": torch.zeros(3)}
+    slots = Slots(TrainerRank(0), described(tensors), "digest")
+    tensors["w"] = torch.ones(3)
+    slots.fill(0)
+    published = slots.pools[0].payload[:12].view(np.float32).tolist()
+    slots.close()
+
+    assert published == [1, 1, 1]
+
+
+def test_same_memory_as_another_element_type_is_refused() -> None:
+    tensors = {"w": torch.ones(3, dtype=torch.bfloat16)}
+    slots = Slots(TrainerRank(0), described(tensors), "digest")
+    slots.fill(0)
+    tensors["w"].data = tensors["w"].data.view(torch.float16)
+    with pytest.raises(HoldingsChanged, match="float16"):
+        slots.fill(1)
+    slots.close()
