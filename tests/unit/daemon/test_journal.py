@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,46 @@ def test_a_torn_tail_costs_only_the_last_record(tmp_path: Path, kept: int) -> No
     journal.close()
 
     assert Journal(path).records == RECORDS
+
+
+def test_nothing_is_left_of_a_torn_tail_that_is_longer_than_the_next_record(tmp_path: Path) -> None:
+    path = filled(tmp_path / "j")
+    journal = Journal(path)
+    journal.append({"kind": "epoch", "layouts": "x" * 500})
+    journal.close()
+    path.write_bytes(path.read_bytes()[:-1])
+
+    Journal(path).append({"kind": "fail"})
+    again = Journal(path)
+
+    assert again.records == [*RECORDS, {"kind": "fail"}]
+    assert again.cut_nbytes == 0
+
+
+def test_a_record_is_on_the_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "j")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.fstat(fd).st_size))
+    journal.append(RECORDS[0])
+
+    assert synced == [journal.nbytes]
+
+
+def test_a_disk_that_fails_is_said_and_the_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append(RECORDS[0])
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fails)
+    with pytest.raises(JournalError, match="Input/output error"):
+        journal.append({"kind": "commit", "version": 8})
+    monkeypatch.undo()
+    journal.append(RECORDS[1])
+    journal.close()
+
+    assert Journal(tmp_path / "j").records == RECORDS
 
 
 def test_a_damaged_record_before_whole_ones_is_refused(tmp_path: Path) -> None:
