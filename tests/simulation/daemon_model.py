@@ -199,6 +199,8 @@ class DaemonModel:
     def _carry_out(self, effects: list[ev.NodeEffect] | list[ev.LeaderEffect], *, leader_stepped: bool = False) -> None:
         for effect in effects:
             self._do(effect)
+        for memory, half in zip(self.halves, self.machine.landing.halves, strict=True):
+            memory.claimed = half.key if half is not None else memory.claimed
         self._wake()
         self.world.stepped(leader_stepped=leader_stepped)
 

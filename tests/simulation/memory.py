@@ -13,15 +13,17 @@ class Memory:
         content: What it holds whole; None while it is written.
         generation: Odd while it is written.
         readers: Who reads it now.
+        claimed: What somebody was told that it holds; bytes that nobody was told of may change.
     """
 
     content: VersionKey | None = NO_KEY
     generation: int = 0
     readers: int = 0
+    claimed: VersionKey = NO_KEY
 
     def begin(self) -> None:
         """Start to overwrite it."""
-        self.content, self.generation = None, self.generation + 1
+        self.content, self.claimed, self.generation = None, NO_KEY, self.generation + 1
 
     def end(self, key: VersionKey) -> None:
         """It holds ``key`` whole."""

@@ -158,6 +158,7 @@ class PublisherModel:
         if not self.alive or self.boot != boot:
             return
         self.memory[slot].end(key)
+        self.memory[slot].claimed = key
         self.keys[slot], self._busy = key, False
         self.ledger.published(key)
         self.made.append(key)

@@ -197,13 +197,13 @@ class World:
         if memory.readers:
             self.broken(f"J4: {what} holds {memory.content}, is read by {memory.readers}, and is overwritten")
         leader = self.leader()
-        if leader is None or memory.content is None:
+        if leader is None:
             return
         s = leader.state
         committed = self.commits[-1].key if self.commits else NO_KEY
         in_hand = NO_KEY if s.stage in ("attaching", "idle", "paused", "failed", "committed") else s.key
         previous = NO_KEY if s.ledger.settled else s.ledger.previous
-        fault = lease_fault(memory.content, committed, in_hand, previous)
+        fault = lease_fault(memory.claimed, committed, in_hand, previous)
         if fault is not None:
             self.broken(f"{fault} ({what})")
 
