@@ -16,7 +16,7 @@ from weightd.core.session.epochs import epoch_report, spec_boots
 from weightd.core.session.events import ProveEpoch
 from weightd.core.session.faults import DeadlinePassed, still_served
 from weightd.core.session.view import Who, rank_name
-from weightd.core.units import EngineId, RolloutRank, TrainerRank
+from weightd.core.units import Boot, EngineId, RolloutRank, TrainerRank
 from weightd.core.wire.messages import TrainerEntry
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Attaching:
     def __init__(self, state: RunState) -> None:
         self._s = state
         self._began_at: float | None = None
+        self._joined: set[tuple[Who, Boot]] = set()
+        self._noted: EpochSpec | None = None
 
     def open(self, now: float) -> None:
         """Start the clock of the first epoch and judge what is declared."""
@@ -53,6 +55,7 @@ class Attaching:
         if s.epoch is None:
             self._first_epoch(now)
         else:
+            self._note_joined(s.epoch)
             self._later_epoch(now)
             self._refuse_stragglers(now)
         self._check_plans(now)
@@ -164,16 +167,21 @@ class Attaching:
         else:
             self._plan(now)
 
+    def _note_joined(self, epoch: EpochSpec) -> None:
+        """Note who was in an epoch, of those that are here: a rank whose engine lost another one is no newcomer."""
+        if epoch is not self._noted:
+            self._noted = epoch
+            here = {(who, m.registration.boot) for who, m in self._s.members.here.items()}
+            self._joined = here & (self._joined | set(spec_boots(epoch).items()))
+
     def _refuse_stragglers(self, now: float) -> None:
         """A newcomer whose engine, or whose trainer, does not complete within ``attach_s`` is refused by itself."""
         s = self._s
         if s.stage not in ("idle", "paused") or s.epochs.upcoming is not None:
             return
-        assert s.epoch is not None, "stragglers come after the first epoch"
-        known = spec_boots(s.epoch)
         late: dict[EngineId | None, list[Who]] = {}
         for who, member in s.members.here.items():
-            if known.get(who) != member.registration.boot and now - member.since >= s.limits.attach_s:
+            if (who, member.registration.boot) not in self._joined and now - member.since >= s.limits.attach_s:
                 late.setdefault(who.engine if isinstance(who, RolloutRank) else None, []).append(who)
         for engine, whos in late.items():
             report = self._missing_of(engine, s.limits.attach_s)
