@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -48,7 +49,8 @@ def leaves_of(source: Source) -> tuple[Leaf, ...]:
     """
     if isinstance(source, nn.Module):
         return tuple(_of_module(source))
-    table = source if isinstance(source, Mapping) else _table_of(source)  # a mapping itself: entries may be re-bound
+    # A mapping itself is kept: its entries may be re-bound.
+    table = cast("Mapping[str, Tensor]", source) if isinstance(source, Mapping) else _table_of(source)
     names = canonical_names(table)
     return tuple(Leaf(names[key], key, table, key) for key in table)
 
