@@ -26,6 +26,9 @@ _HEAD = struct.Struct("<II")
 MAX_RECORD_BYTES = 64 << 20
 """No record is larger; a length beyond it is damage, not data."""
 
+COMPACT_BYTES = 1 << 20
+"""A journal below it is read in a moment: some ten thousand records."""
+
 RESERVE_BYTES = 64 << 10
 """Preallocated ahead of the end, so that a commit record cannot meet a full disk."""
 
@@ -49,7 +52,14 @@ class JournalError(WeightdError):
 
 
 class Journal:
-    """One open journal file."""
+    """One open journal file.
+
+    Attributes:
+        path: The file.
+        records: All that it holds, oldest first.
+        cut_nbytes: Bytes of a torn tail that were cut off at opening.
+        broken: Why nothing more is written to it, once a sync has failed.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or make the file; ``records`` then holds what it says.
@@ -60,6 +70,8 @@ class Journal:
         self.path = path
         self.records: list[dict[str, object]] = []
         self.cut_nbytes = 0
+        self.broken = ""
+        self._compact_nbytes = 0
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             data = _read_all(self._fd)
@@ -97,12 +109,20 @@ class Journal:
         """
         body = _packed(record)
         frame = _HEAD.pack(len(body), zlib.crc32(body)) + body
+        if self.broken:
+            raise JournalError(str(self.path), self._end, self.broken)
         try:
             _write_all(self._fd, frame, self._end)
-            os.fdatasync(self._fd)
         except OSError as e:
             raise JournalError(str(self.path), self._end, f"cannot be written: {e.strerror}") from None
+        try:
+            os.fdatasync(self._fd)
+        except OSError as e:
+            # The kernel may have dropped the pages and call the next sync a success: nothing more is written here.
+            self.broken = f"cannot be synced: {e.strerror}"
+            raise JournalError(str(self.path), self._end, self.broken) from None
         self._end += len(frame)
+        self.records.append(record)
 
     def reserve(self, nbytes: int = RESERVE_BYTES) -> None:
         """Make sure that ``nbytes`` more fit on the disk, now rather than in mid-decision.
@@ -115,6 +135,11 @@ class Journal:
             os.fsync(self._fd)
         except OSError as e:
             raise JournalError(str(self.path), self._end, f"no room for {nbytes} bytes: {e.strerror}") from None
+
+    @property
+    def overgrown(self) -> bool:
+        """Whether compaction is due: large, and twice what the last one left."""
+        return self._end > max(COMPACT_BYTES, 2 * self._compact_nbytes)
 
     def rewrite(self, records: Iterable[dict[str, object]]) -> None:
         """Replace the content by ``records`` (compaction), atomically.
@@ -140,6 +165,7 @@ class Journal:
             raise JournalError(str(self.path), 0, f"cannot be compacted: {e.strerror}") from None
         os.close(self._fd)
         self._fd, self._end, self.records = fd, len(data), kept
+        self._compact_nbytes = len(data)
 
     @property
     def nbytes(self) -> int:

@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 from weightd.core.errors import InternalInvariantBroken, WeightdError
 from weightd.core.roster.topology import Roster
 from weightd.core.session import events as ev
+from weightd.core.session.compaction import compacted
 from weightd.core.session.leader import LeaderMachine
 from weightd.core.session.node import NodeMachine
 from weightd.core.session.records import replay, replay_node
@@ -355,6 +356,8 @@ class RunSupervisor:
                 await anyio.to_thread.run_sync(self._append_now, job.role, job.record)
             except JournalError as e:
                 log.warning("journal failed", extra={"facts": {"run": self.run, "role": job.role, "why": e.why}})
+                if self._journals[job.role].broken:
+                    raise  # nothing can be vouched for any more: the run ends here and begins anew from what is on disk
                 self.inbox.outcome(job.outcome(e.to_wire()))
             else:
                 self.inbox.outcome(job.outcome())
@@ -362,6 +365,8 @@ class RunSupervisor:
     def _append_now(self, role: str, record: dict[str, object]) -> None:
         journal = self._journals[role]
         journal.append(record)
+        if journal.overgrown:
+            journal.rewrite(dict(r) for r in compacted(journal.records))
         if record.get("type") == "prepared":
             journal.reserve()
 

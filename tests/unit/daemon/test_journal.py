@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from weightd.daemon.journal import MAGIC, Journal, JournalError
+from weightd.daemon.journal import COMPACT_BYTES, MAGIC, Journal, JournalError
 
 RECORDS: list[dict[str, object]] = [{"kind": "term", "term": 1}, {"kind": "commit", "version": 7, "engines": ["E0"]}]
 
@@ -63,23 +62,6 @@ def test_a_record_is_on_the_disk_before_anybody_is_told(tmp_path: Path, monkeypa
     assert synced == [journal.nbytes]
 
 
-def test_a_disk_that_fails_is_said_and_the_record_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "j")
-    journal.append(RECORDS[0])
-
-    def fails(fd: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fdatasync", fails)
-    with pytest.raises(JournalError, match="Input/output error"):
-        journal.append({"kind": "commit", "version": 8})
-    monkeypatch.undo()
-    journal.append(RECORDS[1])
-    journal.close()
-
-    assert Journal(tmp_path / "j").records == RECORDS
-
-
 def test_a_damaged_record_before_whole_ones_is_refused(tmp_path: Path) -> None:
     path = filled(tmp_path / "j")
     data = bytearray(path.read_bytes())
@@ -123,3 +105,34 @@ def test_another_file_is_not_taken_for_a_journal(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_of_ours() -> None:
     with pytest.raises(JournalError, match="No space left"):
         Journal(Path("/dev/full"))
+
+
+def test_a_long_journal_is_due_for_compaction_and_then_not(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append({"kind": "large", "data": "x" * COMPACT_BYTES})
+    due = [journal.overgrown]
+    journal.rewrite(RECORDS)
+    due.append(journal.overgrown)
+
+    assert due == [True, False]
+    assert Journal(tmp_path / "j").records == RECORDS
+
+
+def test_after_a_failed_sync_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may call the next sync a success although the pages are lost."""
+    journal = Journal(tmp_path / "j")
+
+    def fails(_fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", fails)
+        with pytest.raises(JournalError, match="synced"):
+            journal.append(RECORDS[0])
+
+    with pytest.raises(JournalError, match="synced"):
+        journal.append(RECORDS[1])
+    journal.close()
+    again = Journal(tmp_path / "j")  # a restart: what got there, got there; from here on it is synced again
+    again.append(RECORDS[1])
+    assert again.records[-1] == RECORDS[1]
