@@ -47,6 +47,7 @@ from weightd.daemon.descriptors import Descriptors
 from weightd.daemon.epochs import LayoutStore
 from weightd.daemon.fd_server import FdServer
 from weightd.daemon.journal import JournalError
+from weightd.daemon.open_files import why_full
 from weightd.daemon.status.document import status_document
 from weightd.daemon.supervisor import NO_TRACE, RunSupervisor
 
@@ -289,6 +290,8 @@ class Daemon:
             )
         if len(self.hooks) >= limits.hooks:
             return HookRefused(name, run, f"{limits.hooks:,} hooks are attached", "raise limits.hooks")
+        if full := why_full():
+            return HookRefused(name, run, full, "raise the daemon's limit of open files (LimitNOFILE, ulimit -n)")
         if run not in self.runs and len(self.runs) >= limits.runs:
             return HookRefused(name, run, f"{limits.runs} runs are here", "raise limits.runs")
         return None
@@ -457,7 +460,11 @@ class Daemon:
         except Exception as error:
             cause = _innermost(error)
             log.exception("a run ended by a fault", extra={"facts": {"run": run.run}})
-            broken = InternalInvariantBroken("the crank of a run turns", f"{type(cause).__name__}: {cause}")
+            broken: WeightdError = (
+                cause
+                if isinstance(cause, WeightdError)
+                else InternalInvariantBroken("the crank of a run turns", f"{type(cause).__name__}: {cause}")
+            )
             self.runs.pop(run.run, None)
             for hook in self.hooks:
                 if hook.run == run.run:

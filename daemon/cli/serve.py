@@ -17,9 +17,11 @@ def serve(
     """Serve this node until SIGTERM or SIGINT; exit 78 on a configuration that cannot stand."""
     from weightd.daemon.config import load_config
     from weightd.daemon.logs import configure_logging
+    from weightd.daemon.open_files import raise_limit
 
     settings = load_config(config, os.environ)
     configure_logging(settings.log_level, os.environ)
+    raise_limit()
 
     import anyio
 
