@@ -194,6 +194,12 @@ class NotServable(RolloutHookError):
 
     def story(self) -> Story:
         """Return the lines of the text."""
+        if self.state == "serving":  # whole bytes, but the engine was paused and not told to go on
+            return Story(
+                what=f"{self.who} is not servable: it is paused, its resume callback is due",
+                which=self.why.replace("\n", "\n  "),
+                next="call receive(): it goes on with the bytes that it has",
+            )
         about = f" in version {self.version}" if self.version else ""
         return Story(
             what=f"{self.who} is not servable: it is {self.state}{about}",

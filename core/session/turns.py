@@ -389,7 +389,11 @@ class EngineTurn:
     # ------------------------------------------------------------ errors and moves
 
     def _apply_error(self, who: RolloutRank, r: ReceiverReport | None, otherwise: str) -> ApplyFailed:
-        why = str(error_from_wire(r.error)) if r and r.error else otherwise
+        said = error_from_wire(r.error) if r and r.error else None
+        if isinstance(said, ApplyFailed):
+            why = said.why  # the rest of its text is said here, too
+        else:
+            why = str(said) if said is not None else otherwise
         return ApplyFailed(str(who), self.key.version, why, r.applied_nbytes if r else 0, self.planned[who])
 
     def _late(self, setting: str, limit_s: float, waited_s: float) -> DeadlinePassed:

@@ -13,6 +13,7 @@ ERRORS: dict[str, WeightdError] = {
     "E_RECEIVE": faults.ReceiveTimeout("E0[1]", 8, 7, "collecting", "trainer 3 to publish, 5 of 600 s", 5.02, 5.0),
     "E_RECEIVE.left": faults.ReceiveTimeout("E0[1]", 1, 0, "prepared", "E0[2] to pause", 5.02, 5.0, left_barrier=True),
     "E_NOT_SERVABLE": faults.NotServable("E0[1]", "torn", 8, "E_SOURCE: trainer 3 slot 0 changed\n  E0[1]"),
+    "E_NOT_SERVABLE.resume": faults.NotServable("E0[1]", "serving", 0, ""),
     "E_NOT_SERVABLE.unready": faults.NotServable("E0[1]", "unready", 0, ""),
     "E_SOURCE": faults.SourceChanged("E0[1]", "v8/00ff.1", "trainer 3 slot 0 region 0", 16, 17, "after"),
     "E_SOURCE.before": faults.SourceChanged("E0[1]", "v8/00ff.1", "landing half 1", 16, 18, "before"),

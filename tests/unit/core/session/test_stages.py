@@ -4,8 +4,8 @@ import msgspec
 
 from tests.fakes.leader_bench import LIMITS, A, B, FakeRank, LeaderBench, codes, key, rank
 from weightd.core.roster.topology import EngineDecl, Roster
-from weightd.core.session.faults import JournalFailed
-from weightd.core.units import NO_KEY, Boot, TrainerRank
+from weightd.core.session.faults import ApplyFailed, JournalFailed
+from weightd.core.units import NO_KEY, Boot, TrainerRank, Version
 from weightd.core.wire.messages import FetchState, LostRank, SlotState
 
 E00, E01, E10 = rank("E0", 0), rank("E0", 1), rank("E1", 0)
@@ -445,6 +445,18 @@ def test_a_copy_that_goes_on_and_on_is_ended_by_apply_s() -> None:
     error = bench.order("E0").error
     assert error is not None
     assert "apply_s (now 20 s)" in error.text
+
+
+def test_what_a_rank_says_of_its_own_apply_is_said_once() -> None:
+    bench = LeaderBench().ready().commit(1).prepare(2)
+    said = ApplyFailed("E0[1]", Version(2), "its pause callback raised RuntimeError: boom", 0, 16).to_wire()
+
+    bench.state(E01, "refused", base=key(1), error=said)
+
+    error = bench.order("E0").error
+    assert error is not None
+    assert error.text.count("E_APPLY") == 1
+    assert "its pause callback raised RuntimeError: boom" in error.text
 
 
 def test_an_engine_that_is_done_and_tears_before_the_decision_is_fenced() -> None:
