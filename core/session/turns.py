@@ -390,10 +390,9 @@ class EngineTurn:
 
     def _apply_error(self, who: RolloutRank, r: ReceiverReport | None, otherwise: str) -> ApplyFailed:
         said = error_from_wire(r.error) if r and r.error else None
+        why = otherwise if said is None else str(said)
         if isinstance(said, ApplyFailed):
             why = said.why  # the rest of its text is said here, too
-        else:
-            why = str(said) if said is not None else otherwise
         return ApplyFailed(str(who), self.key.version, why, r.applied_nbytes if r else 0, self.planned[who])
 
     def _late(self, setting: str, limit_s: float, waited_s: float) -> DeadlinePassed:
