@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -80,6 +80,7 @@ class Daemon:
         self._seq = 0
         self._seen: dict[tuple[NodeId, Boot], int] = {}
         self._tasks: TaskGroup | None = None
+        self._scopes: dict[RunName, anyio.CancelScope] = {}
         self._router: HookRouter | None = None
         self._peers: PeerLinks | None = None
         self._calls: Mailbox[Callable[[], None]] | None = None
@@ -168,28 +169,38 @@ class Daemon:
 
     # ------------------------------------------------------------ sending (``supervisor.Links``)
 
-    def to_hook(self, session: ev.SessionId, run: RunName, term: Term, trace: bytes, body: m.Body) -> None:
-        """Send to an attached hook."""
+    def to_hook(self, session: ev.SessionId, run: RunName, term: Term, trace: bytes, body: m.Body) -> bool:
+        """Send to an attached hook; say whether there was room."""
         hook = self.hooks.get(session)
-        if hook is not None and self._router is not None:
-            self._send(partial(self._router.send, hook.routing_id), self._envelope(run, term, trace, body))
-            if isinstance(body, m.Refusal):
-                log.warning("refused", extra={"facts": {"run": run, "who": hook.name, "code": body.error.code}})
+        if hook is None or self._router is None:
+            return False
+        if isinstance(body, m.Refusal):
+            log.warning("refused", extra={"facts": {"run": run, "who": hook.name, "code": body.error.code}})
+        return self._send(partial(self._router.send, hook.routing_id), self._envelope(run, term, trace, body))
 
-    def to_peer(self, node: NodeId, run: RunName, term: Term, trace: bytes, body: m.Body) -> None:
-        """Send to another node's daemon."""
+    def to_peer(self, node: NodeId, run: RunName, term: Term, trace: bytes, body: m.Body) -> bool:
+        """Send to another node's daemon; say whether there was room."""
         if isinstance(body, m.BlobWanted):
             self._asked.add(body.digest)
-        if self._peers is not None:
-            self._send(partial(self._peers.send, node), self._envelope(run, term, trace, body))
+        return self._peers is not None and self._send(
+            partial(self._peers.send, node), self._envelope(run, term, trace, body)
+        )
 
-    def _send(self, send: Callable[[m.Envelope], Sent], envelope: m.Envelope) -> None:
+    @staticmethod
+    def _send_chunks(chunks: Iterator[m.BlobChunk], send: Callable[[m.BlobChunk], bool]) -> None:
+        """Send chunks until the queue is full; the other side asks again from the first that it lacks."""
+        for chunk in chunks:
+            if not send(chunk):
+                return
+
+    def _send(self, send: Callable[[m.Envelope], Sent], envelope: m.Envelope) -> bool:
         """Send, or say in the log why a message of ours cannot be one; whoever waits for it has a deadline."""
         try:
-            send(envelope)
+            return send(envelope) is Sent.SENT
         except LocalProtocolError as error:
             self.dropped += 1
             log.error("a message was not sent", extra={"facts": {"run": envelope.run, "error": str(error)}})  # noqa: TRY400 - the error is its text
+            return False
 
     def _envelope(self, run: RunName, term: Term, trace: bytes, body: m.Body) -> m.Envelope:
         self._seq += 1
@@ -213,6 +224,9 @@ class Daemon:
             except PeerProtocolError as error:
                 self.dropped += 1
                 log.warning("dropped a message of a hook", extra={"facts": {"error": str(error)}})
+            except Exception:  # one message that finds a fault of ours must not take every run's daemon away
+                self.dropped += 1
+                log.exception("a message of a hook met a fault", extra={"facts": {"from": message.envelope.sender}})
 
     def _from_hook(self, message: FromHook) -> None:
         envelope = message.envelope
@@ -240,8 +254,8 @@ class Daemon:
                 run.inbox.repeat(ev.HookReported(hook.session, body, envelope.seq))
             case m.BlobWanted(digest, first):
                 blob = run.planning.rank_blob(digest)
-                for chunk in cut_blob(blob, digest, first) if blob is not None else ():
-                    self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, chunk)
+                chunks = cut_blob(blob, digest, first) if blob is not None else iter(())
+                self._send_chunks(chunks, partial(self.to_hook, hook.session, hook.run, NO_TERM, NO_TRACE))
             case m.BlobChunk():
                 self._layout_chunk(body, hook.name)
             case m.Bye(why):
@@ -292,7 +306,7 @@ class Daemon:
             return HookRefused(name, run, f"{limits.hooks:,} hooks are attached", "raise limits.hooks")
         if full := why_full():
             return HookRefused(name, run, full, "raise the daemon's limit of open files (LimitNOFILE, ulimit -n)")
-        if run not in self.runs and len(self.runs) >= limits.runs:
+        if run not in self.runs and len(self.runs) >= limits.runs and not self._end_unused_run():
             return HookRefused(name, run, f"{limits.runs} runs are here", "raise limits.runs")
         return None
 
@@ -385,6 +399,9 @@ class Daemon:
             except (PeerProtocolError, JournalError) as error:
                 self.dropped += 1
                 log.warning("dropped a message of a peer", extra={"facts": {"error": str(error)}})
+            except Exception:  # as for hooks
+                self.dropped += 1
+                log.exception("a message of a peer met a fault", extra={"facts": {"from": message.node}})
 
     def _from_peer(self, message: FromPeer) -> None:
         node, envelope = message
@@ -414,8 +431,8 @@ class Daemon:
                 run.inbox.repeat(ev.PeerRecovered(body, envelope.boot))
             case m.BlobWanted(digest, first):
                 data = self.layouts.data(digest)
-                for chunk in cut_blob(data, digest, first) if data is not None else ():
-                    self.to_peer(node, name, run.term, NO_TRACE, chunk)
+                chunks = cut_blob(data, digest, first) if data is not None else iter(())
+                self._send_chunks(chunks, partial(self.to_peer, node, name, run.term, NO_TRACE))
             case m.BlobChunk(digest, _, _, nbytes):
                 if digest in self._asked and self.layouts.layout(digest) is None:
                     self._blobs.expect(digest, nbytes, f"node {node}")
@@ -453,10 +470,27 @@ class Daemon:
             self._tasks.start_soon(self._turn, known)
         return known
 
+    def _end_unused_run(self) -> bool:
+        """Make room for a new run: end the oldest one in which nobody takes part any more; its journals stay."""
+        now = anyio.current_time()
+        used = {hook.run for hook in self.hooks}
+        name = next(
+            (n for n, run in self.runs.items() if n not in used and n in self._scopes and run.unused(now)), None
+        )
+        if name is None:
+            return False
+        log.info("a run that nobody uses gives way", extra={"facts": {"run": name}})
+        del self.runs[name]
+        self._scopes.pop(name).cancel()
+        self.hooks.keep_only(name, ())
+        return True
+
     async def _turn(self, run: RunSupervisor) -> None:
         """Turn a run's crank.  A fault of ours in one run ends that run, with its ranks told, and no other."""
         try:
-            await run.turn()
+            with anyio.CancelScope() as scope:
+                self._scopes[run.run] = scope
+                await run.turn()
         except Exception as error:
             cause = _innermost(error)
             log.exception("a run ended by a fault", extra={"facts": {"run": run.run}})

@@ -7,7 +7,7 @@ Blocking and pure of sockets: the run's shell collects the layouts, then calls
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import anyio
@@ -25,6 +25,7 @@ from weightd.core.session.events import EpochPlanned, EpochProved
 from weightd.core.units import Boot, EngineId, NodeId, RolloutRank, TrainerRank
 from weightd.core.wire.blobs import blob_digest
 from weightd.core.wire.messages import EpochSpec, NodePlanDigest
+from weightd.daemon.admission import PeerUnknown
 from weightd.daemon.bulk.landing import Halves
 
 KEPT_LAYOUTS = 4096
@@ -153,6 +154,15 @@ def encode_plans(plans: EpochPlans, node: NodeId, landing_serial: int) -> None:
         memory = " ".join([f"landing={landing_serial}", *pools])
         data = encode_rank_plan(rank_plan, memory)
         plans.rank_blobs[rank] = (blob_digest(data), data)
+
+
+def unknown_peers(plans: EpochPlans, node: NodeId, peers: Collection[NodeId]) -> PeerUnknown | None:
+    """Return which nodes ``node`` would have to fetch from and does not know, if any."""
+    buckets = [b for b in plans.plans[node].fetch.buckets if b.source_node not in peers]
+    if not buckets:
+        return None
+    unknown = tuple(sorted({str(b.source_node) for b in buckets}))
+    return PeerUnknown(str(node), unknown, tuple(sorted(map(str, peers))), sum(b.nbytes for b in buckets))
 
 
 @dataclass

@@ -36,7 +36,7 @@ from weightd.daemon.bulk.landing import Landing, MemoryBudget
 from weightd.daemon.bulk.port import BulkServer
 from weightd.daemon.bulk.tcp import TcpBulkClient
 from weightd.daemon.config import Config
-from weightd.daemon.epochs import EpochPlans, LayoutStore
+from weightd.daemon.epochs import EpochPlans, LayoutStore, unknown_peers
 from weightd.daemon.fetches import Fetches
 from weightd.daemon.inbox import Inbox, RunEvent
 from weightd.daemon.journal import Journal, JournalError
@@ -68,11 +68,13 @@ class House(Protocol):
     def soon(self, call: Callable[[], None]) -> None:
         """Run a call on the event loop, from any thread."""
 
-    def to_hook(self, session: ev.SessionId, run: RunName, term: Term, trace: bytes, body: m.Body) -> None:
-        """Send to an attached hook."""
+    def to_hook(self, session: ev.SessionId, run: RunName, term: Term, trace: bytes, body: m.Body) -> bool:
+        """Send to an attached hook; say whether there was room."""
+        ...
 
-    def to_peer(self, node: NodeId, run: RunName, term: Term, trace: bytes, body: m.Body) -> None:
-        """Send to another node's daemon."""
+    def to_peer(self, node: NodeId, run: RunName, term: Term, trace: bytes, body: m.Body) -> bool:
+        """Send to another node's daemon; say whether there was room."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class RunSupervisor:
     _journals: dict[str, Journal] = field(default_factory=dict)
     _tasks: TaskGroup | None = None
     _goal_seq: int = 0
+    _goal_at: float = 0.0
     _rank0: tuple[Roster, Boot] | None = None
     _records: deque[_Record] = field(default_factory=deque)
     _records_came: anyio.Event = field(default_factory=anyio.Event)
@@ -189,6 +192,8 @@ class RunSupervisor:
                 if self.leader is not None:
                     self._carry_out(self.leader.handle(event, now))
             case _:
+                if isinstance(event, ev.GoalArrived):
+                    self._goal_at = now
                 self._carry_out(self.node.handle(event, now))
 
     def rank0_greeted(self, roster: Roster, boot: Boot) -> None:
@@ -227,6 +232,14 @@ class RunSupervisor:
     def may_read(self, hook: Hook) -> bool:
         """Whether a trainer rank's memory is still to be read, should its process have ended."""
         return self.planning.adopted is None or (hook.who, hook.boot) in self.planning.named
+
+    def unused(self, now: float) -> bool:
+        """Whether nobody takes part in the run any more, here or where it is led."""
+        if self.node.attached.hooks:
+            return False
+        if self.leader is not None:
+            return not self.leader.state.members.here
+        return now - self._goal_at > self.config.deadlines.restart_s
 
     def recovered(self) -> m.Recovered:
         """Return what this node knows of the run, for a daemon that is about to lead."""
@@ -341,7 +354,10 @@ class RunSupervisor:
             if holder not in ("", self.config.node):
                 self.links.to_peer(holder, self.run, self.term, NO_TRACE, m.BlobWanted(digest))
 
-        return await self.planning.plan(spec, ask)
+        outcome = await self.planning.plan(spec, ask)
+        if isinstance(outcome, WeightdError):
+            return outcome
+        return unknown_peers(outcome, self.config.node, self.config.peers) or outcome
 
     # ------------------------------------------------------------ journals
 

@@ -17,7 +17,7 @@ from weightd.core.plan.proof import prove_coverage
 from weightd.core.roster.topology import Topology
 from weightd.core.units import NodeId, RolloutRank, TrainerRank
 
-BUCKET_LIMIT_BYTES = 64 << 20
+BUCKET_LIMIT_BYTES = 32 << 20
 """Largest bucket where nothing else is said: the daemon's own default."""
 
 
@@ -72,6 +72,28 @@ class LayoutFileOfAnother(WeightdError):
         )
 
 
+@dataclass(eq=False)
+class LayoutFileUnreadable(WeightdError):
+    """A layout file that is there and cannot be read.
+
+    Attributes:
+        file: Its path.
+        why: What the system says.
+    """
+
+    code: ClassVar[str] = "E_LAYOUT_FILE_READ"
+    file: str
+    why: str
+
+    def story(self) -> Story:
+        """Return the text."""
+        return Story(
+            what=f"layout file {self.file} cannot be read: {self.why}",
+            effect="nothing was proved or planned",
+            next="let this user read the file, or export the layout again",
+        )
+
+
 def plan_layouts(topology: Topology, directory: Path, bucket_limit_bytes: int = BUCKET_LIMIT_BYTES) -> PlanSummary:
     """Return proof and plans of all nodes in numbers.
 
@@ -118,7 +140,11 @@ def read_layouts(topology: Topology, directory: Path) -> tuple[list[Layout], dic
 
 
 def _read(topology: Topology, who: TrainerRank | RolloutRank, path: Path) -> LayoutFile:
-    file = decode_file(path.read_bytes())
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LayoutFileUnreadable(str(path), error.strerror or str(error)) from None
+    file = decode_file(data)
     size = len(topology.engines[who.engine]) if isinstance(who, RolloutRank) else len(topology.trainers)
     if file.who != who or file.size != size:
         raise LayoutFileOfAnother(path.name, _named(who, size), _named(file.who, file.size))

@@ -68,7 +68,8 @@ def test_peers_deadlines_and_limits_are_read(tmp_path: Path) -> None:
     [
         ("", "node", "must be set"),
         ('node = "a b"', "node", "printable"),
-        (MINIMAL + "nodes = 3", "file", "unknown field `nodes`"),
+        (MINIMAL + "nodes = 3", "nodes", "there is no such key"),
+        (MINIMAL + "[deadlines]\natach_s = 3", "deadlines.atach_s", "there is no such key"),
         (MINIMAL + 'control = "localhost:1"', "control", "numeric IP"),
         (MINIMAL + 'control = "127.0.0.1:0"', "control", "1 to 65535"),
         (MINIMAL + 'bulk = "127.0.0.1:7700"', "bulk", "control address"),

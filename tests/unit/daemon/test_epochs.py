@@ -11,7 +11,7 @@ from weightd.core.layout.columns import Layout
 from weightd.core.roster.topology import EngineDecl, Place, Roster
 from weightd.core.units import Boot, EngineId, EngineRank, Epoch, NodeId, RolloutRank, SlotName, TrainerRank
 from weightd.core.wire.messages import EpochSpec, ReceiverPlace, TrainerPlace
-from weightd.daemon.epochs import EpochPlans, encode_plans, layout_digests, layout_nbytes, plan_epoch, topology_of
+from weightd.daemon.epochs import EpochPlans, encode_plans, layout_digests, layout_nbytes, plan_epoch, topology_of, unknown_peers
 
 A, B = NodeId("a"), NodeId("b")
 
@@ -92,3 +92,13 @@ def test_a_restarted_local_trainer_or_another_landing_makes_another_rank_plan() 
 
     assert len(set(digests)) == 3
     assert planned(spec()).rank_blobs[rank][0] == digests[0]
+
+
+def test_a_node_that_does_not_know_a_sender_says_so_with_the_bytes() -> None:
+    plans = planned(spec())
+    error = unknown_peers(plans, A, ())
+
+    assert error is not None
+    assert (error.unknown, error.nbytes) == (("b",), 12)
+    assert unknown_peers(plans, A, (B,)) is None
+    assert unknown_peers(plans, B, ()) is None
