@@ -293,8 +293,9 @@ class ConfigError(WeightdError):
     def story(self) -> Story:
         """Return the lines of the text."""
         where = f" (from {self.source})" if self.source else ""
+        stands = f" = {self.value!r}" if self.value else ""
         return Story(
-            what=f"{self.field} = {self.value!r}{where}: {self.why}",
+            what=f"{self.field}{stands}{where}: {self.why}",
             effect="no socket was opened, nothing was started",
             next=f"correct {self.field} and start again",
         )

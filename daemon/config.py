@@ -9,6 +9,7 @@ and its source, and ``weightd serve`` exits with 78.
 from __future__ import annotations
 
 import ipaddress
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ from weightd.core.units import NodeId
 
 MAX_UNIX_PATH_BYTES = 107
 """Longest path of a unix socket on Linux (``sun_path`` holds 108 with its final zero byte)."""
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `(.+)`")
+"""How msgspec names a key that a struct does not have."""
 
 Positive = Annotated[int, Meta(gt=0)]
 
@@ -233,8 +237,20 @@ def _read(path: Path) -> _File:
         return msgspec.convert(raw, _File, strict=True)
     except msgspec.ValidationError as e:
         what, _, where = str(e).partition(" - at ")
-        field = where.strip("`").removeprefix("$.") or "file"
-        raise ConfigError(field, "", what, str(path)) from None
+        field = where.strip("`").removeprefix("$").removeprefix(".")
+        unknown = _UNKNOWN_FIELD.search(what)
+        if unknown is not None:
+            field, what = ".".join(filter(None, (field, unknown[1]))), "there is no such key"
+        raise ConfigError(field or "file", _value_at(raw, field), what, str(path)) from None
+
+
+def _value_at(table: Any, field: str) -> str:
+    """Return the value that stands in a table under a dotted name, as text; empty where that is no single value."""
+    for key in field.split("."):
+        if not isinstance(table, dict):
+            return ""
+        table = table.get(key)
+    return "" if table is None or isinstance(table, dict) else str(table)
 
 
 def _check(config: Config, source: str, runtime_source: str) -> None:

@@ -27,7 +27,7 @@ class DaemonAbsent(WeightdError):
         """Return the lines of the text."""
         return Story(
             what=f"no daemon answers at {self.path}, tried for {self.waited_s:.1f} s: {self.why}",
-            effect="this rank is not attached, nothing was published or received",
+            effect="nothing was attached, published or received",
             next="start `weightd serve` on this node, or point WEIGHTD_SOCKET at the socket of one that runs",
         )
 

@@ -41,7 +41,8 @@ def daemon_paths(given: str | os.PathLike[str] | None = None) -> DaemonPaths:
     """
     named = given if given is not None else os.environ.get(ENVIRONMENT) or RUNTIME_DIRECTORY
     path = Path(named).absolute()
-    if path.is_dir() or (not path.exists() and path.suffix != ".sock"):
+    # os.path, because pathlib raises where this user may not look.
+    if os.path.isdir(path) or (not os.path.exists(path) and path.suffix != ".sock"):
         path /= CONTROL_SOCKET
     return DaemonPaths(str(path), str(path.with_name(FD_SOCKET)))
 
@@ -53,9 +54,13 @@ def why_silent(path: str, greetings: int) -> str:
         path: The socket.
         greetings: Hellos that were handed to it since it was last heard.
     """
-    if not Path(path).exists():
+    try:
+        Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
         parent = Path(path).parent
         return "there is no such socket" if parent.is_dir() else f"there is no directory {parent}"
+    except OSError as error:
+        return f"user {os.getuid()} may not look at it: {error.strerror}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_TRY_S)
         try:

@@ -296,8 +296,16 @@ class DescriptionConflict(ElementError):
             what=f"{self.parameter} is described in {len(self.descriptions)} ways",
             which="; ".join(said),
             who=self._difference(),
-            next="describe the logical tensor alike on all ranks; declare padding rows unused on the trainer",
+            next=self._next(),
         )
+
+    def _next(self) -> str:
+        """Return what to do about what differs."""
+        if self.descriptions[0].shape == self.descriptions[1].shape:
+            return (
+                "cast on publish (dtype= of the Publisher), or give the engine's parameter the trainer's element type"
+            )
+        return "describe the logical tensor alike on all ranks; declare padding rows unused on the trainer"
 
     def _difference(self) -> str:
         """Return what differs, and the usual cause where only dimension 0 does."""

@@ -16,7 +16,9 @@ UNREACHABLE = 2
 
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print the status document.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Repeat until interrupted.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Repeat until interrupted, or until no daemon answers.")
+    ] = False,
     socket: Annotated[
         str | None, typer.Option(help="Control socket or runtime directory; WEIGHTD_SOCKET where not given.")
     ] = None,

@@ -61,7 +61,7 @@ def run(*argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
     "changed, extra, said",
     [
         ({"node": ""}, "", "node"),
-        ({}, "nodes = 3\n", "unknown field `nodes`"),
+        ({}, "nodes = 3\n", "nodes = '3'"),
         ({"control": "10.0.0.1:7700"}, "", "loopback"),
         ({"runtime_dir": "/proc/nowhere"}, "", "cannot be made"),
         ({"secret_key_file": "/nowhere"}, "", "no file"),

@@ -244,6 +244,7 @@ def test_reason_of_silence_is_looked_for(tmp_path: Path, daemon: SmallDaemon) ->
 
     assert why_silent(str(tmp_path / "none.sock"), 0) == "there is no such socket"
     assert why_silent(str(tmp_path / "no" / "c.sock"), 0) == f"there is no directory {tmp_path / 'no'}"
+    assert why_silent(str(stale / "c.sock"), 0) == f"there is no directory {stale}"
     assert why_silent(str(stale), 0) == "connecting to it fails: Connection refused"
     daemon.wait(lambda: (tmp_path / "control.sock").exists(), "socket")
     assert "answered none of 3 greetings" in why_silent(str(tmp_path / "control.sock"), 3)
