@@ -10,6 +10,7 @@ import msgspec
 
 from weightd.core.errors import Refused, Story, WeightdError, some
 from weightd.core.layout.columns import Layout
+from weightd.core.layout.faults import MalformedLayout
 from weightd.core.layout.files import LayoutFile, decode_file, layout_file_name
 from weightd.core.plan.explain import PlanSummary, explain_plan, summarize
 from weightd.core.plan.planner import plan_node
@@ -144,7 +145,10 @@ def _read(topology: Topology, who: TrainerRank | RolloutRank, path: Path) -> Lay
         data = path.read_bytes()
     except OSError as error:
         raise LayoutFileUnreadable(str(path), error.strerror or str(error)) from None
-    file = decode_file(data)
+    try:
+        file = decode_file(data)
+    except MalformedLayout as error:
+        raise MalformedLayout(f"{path.name}: {error.why}") from error
     size = len(topology.engines[who.engine]) if isinstance(who, RolloutRank) else len(topology.trainers)
     if file.who != who or file.size != size:
         raise LayoutFileOfAnother(path.name, _named(who, size), _named(file.who, file.size))

@@ -84,6 +84,7 @@ def test_missing_and_foreign_files_are_all_named(folder: Path, capsys: pytest.Ca
     assert [e["code"] for e in errors] == ["E_LAYOUT_FILES", "E_LAYOUT_MESSAGE", "E_LAYOUT_FILE_RANK"]
     assert errors[0]["fields"]["missing"] == ["E0-1.layout"]
     assert (errors[0]["fields"]["expected"], errors[0]["fields"]["found"]) == (4, 3)
+    assert "trainer-0.layout: the file does not begin with" in errors[1]["text"]
     assert "trainer rank 1 of 4, expected trainer rank 1 of 2" in errors[2]["text"]
 
 
