@@ -13,12 +13,12 @@ import pytest
 from weightd.daemon.children import Children
 from weightd.daemon.local_nodes import LocalNodes
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]  # two processes import torch anew
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(270)]  # two processes import torch anew, twice
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 
 
-def test_the_engine_ends_with_the_trainers_numbers(folder: Path) -> None:
+def test_the_engine_ends_with_the_trainers_numbers_and_so_it_does_again(folder: Path) -> None:
     home = folder / "q"
     shutil.copytree(QUICKSTART, home)
     nodes = LocalNodes(folder / "n", ("a",))
@@ -29,21 +29,25 @@ def test_the_engine_ends_with_the_trainers_numbers(folder: Path) -> None:
     with Children(folder / "logs") as children:
         serve = [sys.executable, "-m", "weightd.daemon.cli", "serve", "--config", str(nodes.config("a"))]
         children.start("daemon", serve, cwd=folder)
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(home / script)], env=environ, stdout=subprocess.PIPE, text=True, cwd=folder
-            )
-            for script in ("trainer.py", "engine.py")
-        ]
-        try:
-            trainer, engine = (rank.communicate(timeout=120)[0].splitlines() for rank in ranks)
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
+        for committed in (0, 3):  # the daemon stays; the second pair of processes goes on where the first one ended
+            trainer, engine = pair_of_ranks(home, environ, folder)
+            published = [line.removeprefix("published ") for line in trainer]
+            assert published == [line.removeprefix("serving ") for line in engine]
+            assert [line.partition(":")[0] for line in published] == [str(committed + n) for n in (1, 2, 3)]
+            assert len({line.partition(":")[2] for line in published}) == 3, "each step changed the weights"
 
+
+def pair_of_ranks(home: Path, environ: dict[str, str], cwd: Path) -> tuple[list[str], list[str]]:
+    """Run trainer and engine side by side to their ends and return what each printed."""
+    ranks = [
+        subprocess.Popen([sys.executable, str(home / script)], env=environ, stdout=subprocess.PIPE, text=True, cwd=cwd)
+        for script in ("trainer.py", "engine.py")
+    ]
+    try:
+        trainer, engine = (rank.communicate(timeout=120)[0].splitlines() for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
     assert [rank.returncode for rank in ranks] == [0, 0]
-    assert len(trainer) == len(engine) == 3
-    published = [line.removeprefix("published ") for line in trainer]
-    assert published == [line.removeprefix("serving ") for line in engine]
-    assert len({line.partition(":")[2] for line in published}) == 3, "each step changed the weights"
+    return trainer, engine
