@@ -15,17 +15,15 @@ from weightd.core.roster.violations import RanksMissing
 from weightd.core.session.epochs import epoch_report, spec_boots
 from weightd.core.session.events import ProveEpoch
 from weightd.core.session.faults import DeadlinePassed, still_served
+from weightd.core.session.members import RANK0
 from weightd.core.session.view import Who, rank_name
-from weightd.core.units import Boot, EngineId, RolloutRank, TrainerRank
+from weightd.core.units import Boot, EngineId, RolloutRank
 from weightd.core.wire.messages import TrainerEntry
 
 if TYPE_CHECKING:
     from weightd.core.session.events import EpochProved
     from weightd.core.session.run_state import RunState
     from weightd.core.wire.messages import EpochSpec
-
-RANK0 = TrainerRank(0)
-
 
 class Attaching:
     """Membership and epochs of a run."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from weightd.core.errors import error_from_wire
 from weightd.core.session.announcing import goal_of, steady
-from weightd.core.session.attaching import RANK0, Attaching
+from weightd.core.session.attaching import Attaching
 from weightd.core.session.epochs import Epochs
 from weightd.core.session.events import (
     AskPeer,
@@ -39,7 +39,7 @@ from weightd.core.session.events import (
 )
 from weightd.core.session.faults import JournalFailed
 from weightd.core.session.ledger import Ledger
-from weightd.core.session.members import Members
+from weightd.core.session.members import RANK0, Members
 from weightd.core.session.records import Committed, JournalState, Started, TermTaken
 from weightd.core.session.records import Prepared as PreparedRecord
 from weightd.core.session.run_state import QUIET, RunState

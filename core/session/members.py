@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from weightd.core.roster.hello import check_hello
 from weightd.core.roster.topology import Registration
+from weightd.core.roster.violations import RankDuplicate
 from weightd.core.session.view import Who, rank_name, registration_of, role_of
 from weightd.core.units import EngineId, EngineRank, RolloutRank, TrainerRank
 from weightd.core.wire.messages import RanksRefused, TrainerEntry
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from weightd.core.session.view import View
     from weightd.core.units import Boot, NodeId
     from weightd.core.wire.messages import ReceiverEntry
+
+
+RANK0 = TrainerRank(0)
+"""The rank that brings the roster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +143,11 @@ class Members:
             return
         if known is not None and self._may_return(view, known, now):
             return  # neither taken nor refused while the other may be dead
-        fault = check_hello(roster, registration, [m.registration for m in self.here.values()])
+        brought = entry.roster if isinstance(entry, TrainerEntry) and known is None else None
+        fault = check_hello(brought or roster, registration, [m.registration for m in self.here.values()])
         if fault is not None:
+            if RANK0 not in self.here and not isinstance(fault, RankDuplicate):
+                return  # who waits for a new job's rank 0 is judged by the roster that it brings
             self._refused[who, entry.boot] = (node, fault)
             return
         self.here[who] = Member(registration, entry.layout_digest, entry.ready, now)

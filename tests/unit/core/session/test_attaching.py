@@ -108,6 +108,24 @@ def test_an_unknown_engine_and_a_wrong_world_are_refused_alone() -> None:
     assert "idle" == bench.stage
 
 
+def test_a_new_job_may_declare_another_world_and_its_ranks_wait_for_its_rank_0() -> None:
+    """Session.md 2.4: engines and other ranks of the new job often greet first; the old roster is not theirs."""
+    bench = LeaderBench().ready()
+    bench.die(TrainerRank(0)).die(TrainerRank(1)).say()
+    bench.ranks[rank("E9", 0)] = FakeRank(Boot(901), A, 1)
+    bench.ranks[TrainerRank(2)] = FakeRank(Boot(902), A, 3)
+    bench.say()
+    assert [] == bench.refused()
+    assert bench.stopped is None
+
+    roster = Roster(3, (EngineDecl("E9", 1),))
+    bench.ranks[TrainerRank(0)] = FakeRank(Boot(777), A, 3, roster=roster)
+    bench.say()
+
+    assert bench.stopped is not None
+    assert "started anew" in bench.stopped
+
+
 def test_a_refusal_is_forgotten_once_the_node_shows_the_rank_no_more() -> None:
     bench = LeaderBench().ready()
     bench.ranks[rank("E9", 0)] = FakeRank(Boot(901), A, 1)
