@@ -98,7 +98,8 @@ class WeightdError(Exception):
         return {f.name: msgspec.to_builtins(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def __str__(self) -> str:
-        lines = [line for line in self.story() if line]
+        story = self.story()
+        lines = [line for line in story[:-1] if line] + ([f"next: {story.next}"] if story.next else [])
         return f"{self.code}: " + "\n  ".join(lines)
 
     def to_wire(self) -> WireError:

@@ -116,7 +116,7 @@ def test_a_new_job_may_declare_another_world_and_its_ranks_wait_for_its_rank_0()
     bench.ranks[TrainerRank(2)] = FakeRank(Boot(902), A, 3)
     bench.say()
     assert [] == bench.refused()
-    assert bench.stopped is None
+    assert "paused" == bench.stage
 
     roster = Roster(3, (EngineDecl("E9", 1),))
     bench.ranks[TrainerRank(0)] = FakeRank(Boot(777), A, 3, roster=roster)
