@@ -53,6 +53,9 @@ from weightd.daemon.supervisor import NO_TRACE, RunSupervisor
 
 log = logging.getLogger("weightd.daemon")
 
+GOODBYE_S = 0.1
+"""For the goodbye of a hook that left in order: it comes by the other socket, whose end of the race is open."""
+
 
 class Daemon:
     """All that one node's daemon holds; ``serve`` runs it.
@@ -327,6 +330,15 @@ class Daemon:
         """Refuse an attached hook and forget it."""
         self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, m.Refusal(error.to_wire()))
         self.lost(hook, f"it was refused: {error.code}")
+
+    def closed(self, hook: Hook) -> None:
+        """A hook's descriptor socket has closed: its process has ended, or its goodbye is on the way."""
+        if self._tasks is not None:
+            self._tasks.start_soon(self._closed, hook)
+
+    async def _closed(self, hook: Hook) -> None:
+        await anyio.sleep(GOODBYE_S)
+        self.lost(hook, f"pid {hook.pid} has ended or closed its socket")
 
     def lost(self, hook: Hook, why: str, *, orderly: bool = False) -> None:
         """Note the end of a hook; harmless when done twice."""

@@ -32,8 +32,8 @@ class House(Protocol):
     def ready_if_complete(self, hook: Hook) -> None:
         """Tell the run that a hook is ready, once nothing of it is lacking."""
 
-    def lost(self, hook: Hook, why: str) -> None:
-        """Note the end of a hook."""
+    def closed(self, hook: Hook) -> None:
+        """A hook's descriptor socket has closed: its process has ended, or its goodbye is on the way."""
 
 
 class Descriptors:
@@ -96,4 +96,4 @@ class Descriptors:
         """The hook's process has ended, or it closed its end."""
         hook = self._daemon.hooks.get(session)
         if hook is not None:
-            self._daemon.lost(hook, f"pid {hook.pid} has ended or closed its socket")
+            self._daemon.closed(hook)

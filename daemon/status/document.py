@@ -55,7 +55,7 @@ def status_document(daemon: House) -> dict[str, Any]:
     }
     return {
         "format": FORMAT,
-        "verdict": _verdict(runs, peers, limit_s),
+        "verdict": verdict_of(runs, peers, limit_s),
         "node": daemon.config.node,
         "pid": os.getpid(),
         "boot": daemon.boot,
@@ -72,18 +72,18 @@ def status_document(daemon: House) -> dict[str, Any]:
     }
 
 
-def _verdict(runs: dict[str, dict[str, Any]], peers: dict[str, dict[str, Any]], limit_s: float) -> str:
+def verdict_of(runs: dict[str, dict[str, Any]], peers: dict[str, dict[str, Any]], limit_s: float) -> str:
     """Return ``ok``, or the first thing that an operator should look at."""
     for name, run in runs.items():
         leader = run["leader"]
-        if leader is None:
-            continue
+        if leader is None or not leader["ranks"]:
+            continue  # led elsewhere, or nobody takes part any more
         if leader["paused"]:
             return f"run {name} is paused: {leader['paused'].splitlines()[0]}"
         for engine, state in leader["engines"].items():
             if leader["committed"] and not state.get("up", False) and leader["stage"] == "idle":
                 return f"run {name}: engine {engine} is {state['phase']}"
-    if any(run["leader"] for run in runs.values()):
+    if any(run["leader"] and run["leader"]["ranks"] for run in runs.values()):
         for node, peer in peers.items():
             if peer["heard_s_ago"] is None or peer["heard_s_ago"] > limit_s:
                 heard = "was never heard" if peer["heard_s_ago"] is None else f"is silent for {peer['heard_s_ago']} s"

@@ -31,7 +31,11 @@ def _run(name: str, run: dict[str, Any]) -> list[str]:
         lines = [f"run {name}, led by node {node.get('leader') or '(nobody yet)'}"]
         lines += [f"  {key}: {value}" for key, value in node.items() if isinstance(value, str | int | float)]
         return lines
-    head = f"run {name}, term {leader['term']}, epoch {leader['epoch']}, stage {leader['stage']}"
+    if not leader["ranks"]:
+        ended = f"run {name}, term {leader['term']}: nobody is attached, last committed v{leader['committed'] or 0}"
+        return [ended, "", *_versions(run["versions"])] if run["versions"] else [ended]
+    epoch = f"epoch {leader['epoch']}" if leader["epoch"] else "no epoch"
+    head = f"run {name}, term {leader['term']}, {epoch}, stage {leader['stage']}"
     if leader["version"]:
         head += f" v{leader['version']}"
     lines = [f"{head}, committed v{leader['committed'] or 0}, next v{leader['next_version']}"]
