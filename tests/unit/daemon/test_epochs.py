@@ -11,7 +11,15 @@ from weightd.core.layout.columns import Layout
 from weightd.core.roster.topology import EngineDecl, Place, Roster
 from weightd.core.units import Boot, EngineId, EngineRank, Epoch, NodeId, RolloutRank, SlotName, TrainerRank
 from weightd.core.wire.messages import EpochSpec, ReceiverPlace, TrainerPlace
-from weightd.daemon.epochs import EpochPlans, encode_plans, layout_digests, layout_nbytes, plan_epoch, topology_of, unknown_peers
+from weightd.daemon.epochs import (
+    EpochPlans,
+    encode_plans,
+    layout_digests,
+    layout_nbytes,
+    plan_epoch,
+    topology_of,
+    unknown_peers,
+)
 
 A, B = NodeId("a"), NodeId("b")
 
