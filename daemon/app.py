@@ -322,6 +322,7 @@ class Daemon:
                 supervisor.rank0_greeted(hello.roster, boot)
         except WeightdError as error:
             return error
+        self._end_predecessors(run, name_of(hello))
         hook = self.hooks.add(run, boot, hello, message.process.pid, message.routing_id)
         supervisor.inbox.outcome(ev.HookGreeted(hook.session, hello, boot))
         return None
@@ -333,12 +334,22 @@ class Daemon:
 
     def closed(self, hook: Hook) -> None:
         """A hook's descriptor socket has closed: its process has ended, or its goodbye is on the way."""
+        hook.closed = True
         if self._tasks is not None:
             self._tasks.start_soon(self._closed, hook)
 
     async def _closed(self, hook: Hook) -> None:
         await anyio.sleep(GOODBYE_S)
+        self._lost_socket(hook)
+
+    def _lost_socket(self, hook: Hook) -> None:
         self.lost(hook, f"pid {hook.pid} has ended or closed its socket")
+
+    def _end_predecessors(self, run: RunName, name: str) -> None:
+        """End the closed hooks of a rank that greets anew: whoever is started again at once is no second claim."""
+        for hook in self.hooks:
+            if hook.closed and (hook.run, hook.name) == (run, name):
+                self._lost_socket(hook)
 
     def lost(self, hook: Hook, why: str, *, orderly: bool = False) -> None:
         """Note the end of a hook; harmless when done twice."""

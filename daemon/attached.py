@@ -37,6 +37,7 @@ class Hook:
         pid: Its process by the kernel's word.
         routing_id: Where its last message came from.
         bound: Its descriptor socket is connected; its end is the hook's.
+        closed: That socket has closed again: nothing but its goodbye can follow.
         layout: Whether its layout is here and fits its memory.
         ready: Told to the run's machine as ready.
         pools: Memory it offered.
@@ -49,6 +50,7 @@ class Hook:
     pid: int
     routing_id: bytes
     bound: bool = False
+    closed: bool = False
     layout: bool = False
     ready: bool = False
     pools: dict[PoolKey, Pool] = field(default_factory=dict)

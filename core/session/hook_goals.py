@@ -9,7 +9,7 @@ import msgspec
 
 from weightd.core.session.faults import NoLeader, Undecided
 from weightd.core.session.view import rank_name
-from weightd.core.units import NO_EPOCH, NO_KEY, NO_TERM, RolloutRank, TrainerRank
+from weightd.core.units import NO_EPOCH, NO_KEY, NO_OP, NO_TERM, RolloutRank, TrainerRank
 from weightd.core.wire.messages import EngineOrder, Order, PublisherGoal, ReceiverGoal, SlotRelease, SourceSlot
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ class NoLeaderNow:
 
     waited_s: float
     limit_s: float
+
+
+def _untouched(hook: Hook) -> bool:
+    """Whether a rank was never told anything: orders that end what its predecessor had begun are none of its own."""
+    r = hook.receiver
+    return (r.state, r.op, r.key) == ("unready", NO_OP, NO_KEY)
 
 
 class HookGoals:
@@ -95,7 +101,7 @@ class HookGoals:
         planned = joined and goal.epoch is not None and goal.epoch.epoch == self._plans.epoch
         digest, nbytes = self._plans.rank_plan(who) if planned else ("", 0)
         order = next((o for o in goal.engines if o.engine == who.engine), None)
-        if order is not None and not joined and order.order not in ENDING:
+        if order is not None and not joined and (order.order not in ENDING or _untouched(hook)):
             order = None
         if order is not None and order.order in ("commit", "resume") and self._unrecorded(order.key):
             return None

@@ -129,6 +129,10 @@ class Rank:
         os.kill(self.pid, signal.SIGKILL)
         self._process.join(5)
 
+    def freeze(self) -> None:
+        """Stop the process where it is, for good."""
+        os.kill(self.pid, signal.SIGSTOP)
+
     def end(self) -> None:
         """End it at the end of a test."""
         self._pipe.close()

@@ -10,6 +10,7 @@ import multiprocessing.connection
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from weightd.core.errors import WeightdError, flatten
 from weightd.core.layout.cuts import balanced_sizes, spans
 from weightd.core.roster.topology import EngineDecl, Mode
 from weightd.core.session.deadlines import Deadlines
+from weightd.link import copies
 from weightd.rollout_hooks.declare import Declaration
 from weightd.rollout_hooks.receiver import Receiver
 from weightd.trainer_hooks.publisher import Publisher
@@ -172,6 +174,7 @@ class EngineRank:
         shapes = {name: bits.shape for name, bits in self._cut.expected(spec.k, 0).items()}
         self._params = {name: tensor_of(np.full(shape, POISON, np.uint16)) for name, shape in shapes.items()}
         self.callbacks: list[str] = []
+        self._run_pairs = copies.run_pairs
         self._receiver = Receiver(
             self._params,
             run=spec.run,
@@ -204,6 +207,22 @@ class EngineRank:
     def receive(self, version: int | None = None, timeout_s: float | None = 20.0) -> int:
         """Receive a version."""
         return int(self._receiver.receive(version, timeout_s))
+
+    def copy_slowly(self, pair_s: float) -> None:
+        """Take this long over every pair from now on, and, if told before attaching, look up after each.
+
+        What is copied, and how, is as ever: only the middle of a copy lasts long enough to be met.
+        """
+
+        def slowly(pairs: Iterable[copies.Pair]) -> int:
+            done = 0
+            for pair in pairs:
+                done += at_once([pair])
+                time.sleep(pair_s)
+            return done
+
+        at_once = self._run_pairs
+        copies.run_pairs, copies.BLOCK_BYTES = slowly, 1
 
     def differing(self, contents: int) -> list[str]:
         """Return the parameters of which any byte differs from version ``contents``; 0 stands for none received."""
