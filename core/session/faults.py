@@ -28,13 +28,23 @@ from typing import ClassVar
 from weightd.core.errors import Story, WeightdError, binary_size, some
 
 
-def still_served(version: int) -> str:
+def still_served(version: int, *, served: bool | None = None) -> str:
     """Return what engines serve while nothing new is committed.
 
+    Args:
+        version: Last committed version.
+        served: Whether an engine serves it; None where that is not known.
+
+    >>> still_served(6, served=True), still_served(6, served=False)
+    ('engines still serve v6', 'last committed is v6; no engine serves it')
     >>> still_served(6), still_served(0)
-    ('engines still serve v6', 'no engine serves a version yet')
+    ('last committed is v6', 'no engine serves a version yet')
     """
-    return f"engines still serve v{version}" if version else "no engine serves a version yet"
+    if not version:
+        return "no engine serves a version yet"
+    if served:
+        return f"engines still serve v{version}"
+    return f"last committed is v{version}" + ("" if served is None else "; no engine serves it")
 
 
 def seconds(value: float) -> str:
@@ -73,7 +83,7 @@ class VersionNotGrowing(SessionError):
         return Story(
             what=f"version {self.got} does not grow: last committed is {self.expected_base}",
             who=f"published by {self.group}",
-            effect=f"it was not moved; {still_served(self.expected_base)}",
+            effect="it was not moved",
             next=f"publish under {self.next_version} or above; old weights go under a new number, too",
         )
 
@@ -245,6 +255,7 @@ class EnginePoisoned(SessionError):
         version: The version it was left out of.
         last_good_version: What it served before.
         first_cause: Text of the first thing that went wrong.
+        written: Whether its ranks were told to write; else they hold what they held.
     """
 
     code: ClassVar[str] = "E_POISONED"
@@ -252,9 +263,13 @@ class EnginePoisoned(SessionError):
     version: int
     last_good_version: int
     first_cause: str
+    written: bool = True
 
     def story(self) -> Story:
         """Return the lines of the text."""
+        # Bytes that nobody wrote are served again, should the version fail for every engine; that is not decided yet.
+        whole = self.last_good_version and not self.written
+        unless = f", unless version {self.version} fails for every engine" if whole else ""
         before = (
             f"it served v{self.last_good_version} before" if self.last_good_version else "it never served a version"
         )
@@ -262,7 +277,7 @@ class EnginePoisoned(SessionError):
             what=f"engine {self.group} is fenced since version {self.version}; {before}",
             which="first cause: " + self.first_cause.replace("\n", "\n  "),
             who=f"engine {self.group}, all ranks",
-            effect="it is not servable; only a complete apply frees it",
+            effect=f"it is not servable; only a complete apply frees it{unless}",
             next="it takes part in the next version; look at the first cause if that one fails, too",
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from weightd.core.session.attached import acknowledged
 from weightd.core.session.events import TellHook
 from weightd.core.session.node_report import steady_goal
@@ -64,12 +66,22 @@ class HookTalk:
 
     # ------------------------------------------------------------ goals
 
-    def tell(self, goal: Goal, lost: NoLeaderNow | None, now: float, *, beat: bool) -> list[NodeEffect]:
-        """Tell every hook its goal, if there is reason to."""
+    def tell(self, goal: Goal, lost: NoLeaderNow | None, now: float, *, beat: bool, silence: str) -> list[NodeEffect]:
+        """Tell every hook its goal, if there is reason to.
+
+        Args:
+            goal: The leader's last one.
+            lost: That nobody leads any more.
+            now: The time.
+            beat: Whether it is time to repeat what is not answered.
+            silence: That the leader is silent, in words: told in place of the stage, again with every beat.
+        """
         out: list[NodeEffect] = []
         for hook in self._attached.hooks.values():
             body = self._goal_of(hook, goal, lost) if hook.takes_part else None
-            if body is not None and self._has_reason(hook, body, beat=beat):
+            if body is not None and silence:
+                body = msgspec.structs.replace(body, stage="", waiting_for=silence)
+            if body is not None and ((beat and silence) or self._has_reason(hook, body, beat=beat)):
                 hook.told, hook.told_at = steady_goal(body), now
                 _note_what_it_may_do(hook, body)
                 out.append(TellHook(hook.session, body))

@@ -220,6 +220,13 @@ class NodeMachine:
         self.following.accept(event, now)
         self._parts.highest = max(self._parts.highest, event.goal.key.version, event.goal.committed.key.version)
 
+    def _silence(self, now: float) -> str:
+        """Return what hooks wait for once the leader is silent: what it said last may long be over."""
+        silent_s = self.following.silent_for(now)
+        if silent_s < self._limits.heartbeat_timeout_s:
+            return ""
+        return f"node {self.following.leader}, which leads and is not heard for {silent_s:.0f} s"
+
     def _no_leader(self, now: float) -> NoLeaderNow | None:
         waited_s = self.following.silent_for(now) - self._limits.heartbeat_timeout_s
         limit_s = self._limits.restart_s
@@ -267,7 +274,7 @@ class NodeMachine:
             self._out += self.plans.follow(goal)
             self._out += self.records.decisions(goal, now)
             self._fetch(goal)
-            self._out += self._talk.tell(goal, self._no_leader(now), now, beat=beat)
+            self._out += self._talk.tell(goal, self._no_leader(now), now, beat=beat, silence=self._silence(now))
             self._tell_leader(beat=beat)
         else:
             self._refuse_leaderless(now)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from weightd.core.session.epochs import spec_engines
 from weightd.core.session.events import JournalLeader, LeaderEffect, Note
+from weightd.core.session.faults import still_served
 from weightd.core.session.turns import EngineTurn, Phase, Seat, returning
 from weightd.core.session.view import Who, rank_name
 from weightd.core.session.writing import JournalWriter
@@ -142,6 +144,15 @@ class RunState:
         return known.pid if known and known.boot == boot else 0
 
     # ------------------------------------------------------------ engines
+
+    def still_served(self, now: float) -> str:
+        """Return, for a text, what engines serve: those whose ranks all live and hold the last commit."""
+        held = self.epoch is not None and any(
+            not self._is_behind(engine)
+            and all(self.view.rank(w, s.node, s.boot, now).kind != "gone" for w, s in self.seats(engine).items())
+            for engine in spec_engines(self.epoch)
+        )
+        return still_served(self.serving, served=held)
 
     def seats(self, engine: EngineId) -> dict[RolloutRank, Seat]:
         """Return the known set of an engine's ranks in the adopted epoch."""

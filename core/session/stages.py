@@ -12,11 +12,7 @@ from weightd.core.errors import Refused, WeightdError, error_from_wire
 from weightd.core.session.clocks import stall_clock
 from weightd.core.session.collecting import layout_skew, not_published, publishers_lost, rank_lost, version_skew
 from weightd.core.session.epochs import spec_engines, spec_nodes
-from weightd.core.session.faults import (
-    DeadlinePassed,
-    RunPaused,
-    still_served,
-)
+from weightd.core.session.faults import DeadlinePassed, RunPaused
 from weightd.core.session.records import Committed, EpochTaken, Failed, Prepared, Started
 from weightd.core.session.turns import Phase
 from weightd.core.session.view import rank_name
@@ -153,7 +149,7 @@ class Stages:
     def _refuse_key(self, key: VersionKey, error: WeightdError, now: float) -> None:
         """Fail a publish that never came in hand."""
         s = self._s
-        report = Refused(f"version {key.version} (attempt {key.attempt})", (error,), still_served(s.serving)).to_wire()
+        report = Refused(f"version {key.version} (attempt {key.attempt})", (error,), s.still_served(now)).to_wire()
         self._failing.add(key)
 
         def told(_: float) -> None:
@@ -333,7 +329,7 @@ class Stages:
         """Fail the version in hand; orders go out at once, the report once it is journaled."""
         s = self._s
         key = s.key
-        report = Refused(f"version {key.version} (attempt {key.attempt})", errors, still_served(s.serving))
+        report = Refused(f"version {key.version} (attempt {key.attempt})", errors, s.still_served(now))
         wire = report.to_wire()
         for turn in self._turns():
             turn.abort(wire, now)

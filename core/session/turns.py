@@ -155,7 +155,8 @@ class EngineTurn:
             return None
         if self.order() == "abort":
             return self.cause.to_wire()
-        return EnginePoisoned(self.engine, self.key.version, self.serving, str(self.cause)).to_wire()
+        written = self.written or self.behind
+        return EnginePoisoned(self.engine, self.key.version, self.serving, str(self.cause), written).to_wire()
 
     def live(self) -> bool:
         """Whether all its ranks are there and answered."""

@@ -135,6 +135,10 @@ def test_the_leading_daemon_dies(cluster: Cluster) -> None:
 
     for answer in all_answer([trainers[0], engines[0]], "close"):
         assert answer.error is None, "leaving a daemon that is gone is no error"
+    engines[1].tell("receive", version=2, timeout_s=DEADLINES["heartbeat_timeout_s"] + 1.5)
+    waiting = engines[1].answer()
+    assert waiting.codes == ["E_RECEIVE"], waiting.text
+    assert "stage unknown, waiting for node a, which leads and is not heard for" in waiting.text
     assert engines[1].ask("differing", contents=1) == []
 
 

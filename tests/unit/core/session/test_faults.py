@@ -18,6 +18,7 @@ TEXTS: dict[str, WeightdError] = {
         "E0", 7, 6, str(f.RankLost("E0[1]", "gpu-b", 4711, "killed by signal 9", "writing", 7, 6))
     ),
     "E_POISONED-first": f.EnginePoisoned("E0", 1, 0, "E0[1] refused to pause"),
+    "E_POISONED-whole": f.EnginePoisoned("E0", 7, 6, "E0[1] refused to pause", written=False),
     "E_DEADLINE": f.DeadlinePassed("fetching", ("node gpu-b",), 7, 12, 30.0, 30.0, "fetch_stall_s", 6),
     "E_DEADLINE-attach": f.DeadlinePassed("attaching", ("layout of E0[1]",), 0, None, 300.0, 300.0, "attach_s", 0),
     "E_RANK_LOST": f.RankLost("trainer 3", "gpu-b", 4711, "killed by signal 9", "collecting", 7, 6),
@@ -44,7 +45,15 @@ def test_error_crosses_the_wire_unchanged(name: str) -> None:
 def test_the_report_of_a_failed_version_holds_every_cause() -> None:
     causes = (TEXTS["E_RANK_LOST"], TEXTS["E_DEADLINE"])
 
-    check_golden("session/version_failed", str(Refused("version 7 (attempt 00ab.1)", causes, f.still_served(6))))
+    check_golden(
+        "session/version_failed", str(Refused("version 7 (attempt 00ab.1)", causes, f.still_served(6, served=True)))
+    )
+
+
+def test_the_report_of_a_failed_version_says_where_no_engine_serves_the_last_one() -> None:
+    effect = f.still_served(6, served=False)
+
+    check_golden("session/version_failed-unserved", str(Refused("version 7", (TEXTS["E_RANK_LOST"],), effect)))
 
 
 def test_every_text_says_what_is_still_served_or_not_done() -> None:

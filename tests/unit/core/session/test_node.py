@@ -22,6 +22,7 @@ from weightd.core.units import NO_EPOCH, NO_KEY, NO_TERM, Boot, Epoch, Op, Term,
 from weightd.core.wire.messages import (
     CommitNote,
     EngineHello,
+    EngineOrder,
     PublisherReport,
     RanksRefused,
     ReceiverReport,
@@ -301,6 +302,7 @@ def test_orders_reach_no_incarnation_that_is_not_in_the_epoch_but_those_that_end
     bench.goal("prepared", key(1), 4, epoch=epoch(engine_boot=Boot(999)), engines=order("pause", key(1), 4))
     assert "idle" == bench.told_receiver().order
 
+    bench.engine(ReceiverReport("paused", key(1), op=Op(3), plan_digest=RANK_PLAN))
     bench.goal("failed", key(1), 4, engines=order("abort", key(1), 4))
 
     assert "abort" == bench.told_receiver().order
@@ -575,6 +577,38 @@ def test_a_leader_that_falls_silent_is_told_after_restart_s_and_an_applied_rank_
 
     assert (Term(1), None) == (bench.told_publisher().term, bench.told_publisher().paused)
     assert bench.told_receiver().error is None
+
+
+def test_hooks_hear_for_how_long_their_leader_is_silent_instead_of_a_stage_that_may_be_over() -> None:
+    bench = NodeBench().ready()
+    bench.goal("fetching", key(1), 3, waiting_for="node a to hold v1, 1 of 4 s")
+    assert ("fetching", "node a to hold v1, 1 of 4 s") == _shown(bench)
+
+    bench.pass_time(7)
+    assert ("", "node a, which leads and is not heard for 7 s") == _shown(bench)
+    bench.pass_time(LIMITS.restart_s)
+    assert ("", "node a, which leads and is not heard for 17 s") == _shown(bench)
+    assert bench.told_publisher().waiting_for == bench.told_receiver().waiting_for
+
+    bench.goal("fetching", key(1), 3)
+    assert ("fetching", "node a to hold v1, 1 of 4 s") == _shown(bench)
+
+
+def _shown(bench: NodeBench) -> tuple[str, str]:
+    return bench.told_receiver().stage, bench.told_receiver().waiting_for
+
+
+def test_a_rank_that_comes_new_does_not_hear_the_orders_that_ended_its_predecessor() -> None:
+    """Its first receive() raised that the engine is fenced since a version that it never was in."""
+    bench = NodeBench().ready()
+    bench.handle(ev.HookLost(ENGINE, "killed by signal 9"))
+    fenced = EngineOrder(E0, "fence", Op(4), key(1), ERROR)
+    bench.goal("committed", key(1), 4, engines=(fenced,))
+
+    bench.greet_engine(9, Boot(999))
+
+    told = bench.told_receiver(9)
+    assert ("idle", None) == (told.order, told.error)
 
 
 def test_failures_reach_every_publisher() -> None:

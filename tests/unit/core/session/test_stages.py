@@ -277,6 +277,26 @@ def test_a_version_fails_before_prepared_and_engines_hear_nothing_of_it() -> Non
     assert "engines still serve v1" in bench.failure(key(2)).text
 
 
+def test_a_report_does_not_say_that_engines_serve_where_none_is_up() -> None:
+    bench = LeaderBench().ready().commit(1)
+    bench.die(E00).die(E10)
+
+    bench.publish(0, key(2)).pass_time(LIMITS.collect_s + 1)
+
+    assert "last committed is v1; no engine serves it" in bench.failure(key(2)).text
+    assert "still serve" not in bench.failure(key(2)).text
+
+
+def test_an_engine_that_was_not_told_to_write_may_serve_again_should_the_version_fail() -> None:
+    bench = LeaderBench().ready().commit(1).prepare(2)
+
+    bench.all_in("E0", "refused", base=key(1))
+
+    error = bench.order("E0").error
+    assert error is not None
+    assert "only a complete apply frees it, unless version 2 fails for every engine" in error.text
+
+
 # ------------------------------------------------------------ PREPARED, APPLYING
 
 
