@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from weightd.core.session.run_state import RunState
     from weightd.core.wire.messages import EpochSpec
 
+
 class Attaching:
     """Membership and epochs of a run."""
 
