@@ -194,11 +194,16 @@ def binary_size(nbytes: int) -> str:
 
 @dataclass(eq=False)
 class UnknownRemoteError(WeightdError):
-    """An error of a peer whose code this build does not know; its text is kept."""
+    """An error of a peer whose class this process does not know; its text is kept, and ``code`` is the peer's."""
 
     code: ClassVar[str] = "E_REMOTE"
     remote_code: str
     text: str
+
+    def __post_init__(self) -> None:
+        """Take over the peer's code: whoever looks for one finds it, whichever process knows the class."""
+        WeightdError.__post_init__(self)
+        setattr(self, "code", self.remote_code)  # noqa: B010 - one of a kind: elsewhere a code belongs to the class
 
     def story(self) -> Story:
         """Return the lines of the text."""

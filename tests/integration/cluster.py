@@ -6,6 +6,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.context
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -152,8 +153,14 @@ def value_of(answer: Answer) -> Any:
 class Cluster:
     """Everything that one test starts."""
 
-    def __init__(self, folder: Path, nodes: Iterable[str] = ("a", "b"), **deadlines: float) -> None:
-        self.nodes = LocalNodes(folder, tuple(nodes), {**DEADLINES, **deadlines})
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Iterable[str] = ("a", "b"),
+        limits: Mapping[str, int] | None = None,
+        **deadlines: float,
+    ) -> None:
+        self.nodes = LocalNodes(folder, tuple(nodes), {**DEADLINES, **deadlines}, limits)
         self.children = Children(folder / "logs")
         self.ranks: list[Rank] = []
 
@@ -206,6 +213,10 @@ class Cluster:
         child.send_signal(number)
         if number is signal.SIGKILL:
             child.wait(5)
+
+    def let_files_grow_to(self, node: str, nbytes: int) -> None:
+        """Let no file of a node's daemon grow beyond this: as a full disk, for what is not mapped yet."""
+        resource.prlimit(self.children[self.nodes.child_name(node)].pid, resource.RLIMIT_FSIZE, (nbytes, nbytes))
 
     def start_daemon(self, node: str) -> None:
         """Start a node's daemon anew, on the state that it left."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tests.integration.weights import POISON, Bits, Cut, Shard, shards
-from weightd.core.errors import WeightdError, flatten
+from weightd.core.errors import ConfigError, WeightdError, flatten
 from weightd.core.layout.cuts import balanced_sizes, spans
 from weightd.core.roster.topology import EngineDecl, Mode
 from weightd.core.session.deadlines import Deadlines
@@ -174,6 +174,7 @@ class EngineRank:
         shapes = {name: bits.shape for name, bits in self._cut.expected(spec.k, 0).items()}
         self._params = {name: tensor_of(np.full(shape, POISON, np.uint16)) for name, shape in shapes.items()}
         self.callbacks: list[str] = []
+        self._refused: set[int] = set()
         self._run_pairs = copies.run_pairs
         self._receiver = Receiver(
             self._params,
@@ -192,6 +193,8 @@ class EngineRank:
 
     def _before(self, version: int) -> None:
         self.callbacks.append(f"before {version}")
+        if version in self._refused:
+            raise ConfigError("version", str(version), "is not wanted here")
         time.sleep(self._dwell_s)
 
     def _after(self, version: int) -> None:
@@ -207,6 +210,10 @@ class EngineRank:
     def receive(self, version: int | None = None, timeout_s: float | None = 20.0) -> int:
         """Receive a version."""
         return int(self._receiver.receive(version, timeout_s))
+
+    def refuse_pause(self, version: int) -> None:
+        """Let the callback before version ``version`` raise."""
+        self._refused.add(version)
 
     def copy_slowly(self, pair_s: float) -> None:
         """Take this long over every pair from now on, and, if told before attaching, look up after each.

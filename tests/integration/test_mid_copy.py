@@ -20,7 +20,7 @@ FOR_EVER_S = 60.0
 
 @pytest.fixture
 def cluster(folder: Path) -> Iterator[Cluster]:
-    with Cluster(folder, ("a", "b"), **LIMITS) as started:
+    with Cluster(folder, ("a", "b"), None, **LIMITS) as started:
         yield started
 
 

@@ -46,7 +46,10 @@ def test_an_unknown_code_keeps_its_text_and_its_code() -> None:
     again = error_from_wire(WireError("E_TOMORROW", {"x": 1}, "E_TOMORROW: the sky\n  is falling"))
 
     assert isinstance(again, UnknownRemoteError)
+    assert again.code == "E_TOMORROW"
     assert str(again) == "E_TOMORROW: the sky\n  is falling"
+    assert str(crossed(again)) == str(again)
+    assert crossed(again).code == "E_TOMORROW"
 
 
 def test_known_code_with_other_fields_keeps_its_text() -> None:
