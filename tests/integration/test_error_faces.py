@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.contract.test_bulk import HANDSHAKE_NBYTES, proxy
 from tests.integration.cluster import Cluster, Rank, all_answer, all_do, attach_all, attached
+from weightd.daemon.bulk.tcp_frames import HEAD, TAIL
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -94,3 +97,34 @@ def test_a_journal_without_room(module_folder: Path) -> None:
             assert "File too large" in answer.text
         assert [e.ask("version") for e in engines] == [0, 0]
         assert all_do(engines, "called_back") == [[], []]  # nobody was paused
+
+
+def test_bytes_that_change_between_nodes(module_folder: Path) -> None:
+    """A bucket that differs twice fails the version; engines keep what they serve, and the next one arrives."""
+    cluster = Cluster(module_folder / "flipped")
+    config = cluster.nodes.config("b")
+    found = re.search(r'\[peers\."a"\]\ncontrol = "[^"]+"\nbulk = "127\.0\.0\.1:(\d+)"', config.read_text())
+    assert found is not None
+    through = int(found[1])
+    flipping = [True]
+
+    def flip(_passed: int, data: bytearray) -> bool:
+        if flipping[0] and len(data) > HANDSHAKE_NBYTES + HEAD.size + TAIL.size:
+            data[len(data) // 2] ^= 1
+        return True
+
+    with proxy(through, flip) as port:
+        config.write_text(config.read_text().replace(f'bulk = "127.0.0.1:{through}"', f'bulk = "127.0.0.1:{port}"'))
+        with cluster:
+            trainers, engines = trainers_of(cluster, "run"), engines_of(cluster, "run")
+            attached(trainers, engines)
+            all_do(trainers, "publish", version=1)
+            for answer in [t.fails("wait", version=1) for t in trainers]:
+                assert answer.codes == ["E_DIGEST"], answer.text
+                assert "node a" in answer.text
+            assert [e.ask("version") for e in engines] == [0, 0]
+
+            flipping[0] = False
+            all_do(trainers, "publish", version=2)
+            assert all_do(engines, "receive", version=2) == [2, 2]
+            assert all_do(engines, "differing", contents=2) == [[], []]
