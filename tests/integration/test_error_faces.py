@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.contract.test_bulk import HANDSHAKE_NBYTES, proxy
-from tests.integration.cluster import Cluster, Rank, all_answer, all_do, attach_all, attached
+from tests.integration.cluster import Cluster, Rank, all_answer, all_do, attach_all, attached, eventually
 from weightd.daemon.bulk.tcp_frames import HEAD, TAIL
+from weightd.link.faults import MemoryExhausted
+from weightd.trainer_hooks import Publisher
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -128,3 +131,53 @@ def test_bytes_that_change_between_nodes(module_folder: Path) -> None:
             all_do(trainers, "publish", version=2)
             assert all_do(engines, "receive", version=2) == [2, 2]
             assert all_do(engines, "differing", contents=2) == [[], []]
+
+
+def test_a_damaged_journal_is_said_to_who_attaches(module_folder: Path) -> None:
+    """A decision may be lost in it: nobody takes part until somebody has looked."""
+    with Cluster(module_folder / "damaged", ("a",), attach_s=5.0) as cluster:
+        journal = module_folder / "damaged" / "a" / "state" / "runs" / "run" / "node.journal"
+        journal.parent.mkdir(parents=True)
+        journal.write_bytes(b"no journal at all")
+        [answer] = attach_all([cluster.trainer(0, 1, "a", engines={"E0": 1})])
+
+        assert answer.codes == ["E_JOURNAL_FILE"]
+        assert str(journal) in answer.text
+
+        journal.unlink()
+        trainer, engine = cluster.trainer(0, 1, "a", engines={"E0": 1}), cluster.engine("E0", 0, 1, "a")
+        attached([trainer], [engine])
+
+
+def test_a_paused_rank_whose_leader_is_gone(module_folder: Path) -> None:
+    with Cluster(module_folder / "undecided") as cluster:
+        trainers = trainers_of(cluster, "run")
+        slow, waiting = cluster.engine("E0", 0, 2, "a", run="run", dwell_s=3.0), engines_of(cluster, "run")[1]
+        attached(trainers, [slow, waiting])
+        all_do(trainers, "publish", version=1)
+        for rank in (slow, waiting):
+            rank.tell("receive", version=1)
+        eventually(lambda: waiting_state(cluster) == "paused", "rank 1 waits for rank 0 to pause")
+        cluster.kill_daemon("a")
+
+        answer = waiting.answer()
+        assert answer.codes == ["E_UNDECIDED"], answer.text
+        assert "node a" in answer.text
+        assert waiting.ask("version") == 0
+
+
+def waiting_state(cluster: Cluster) -> str:
+    ranks: dict[str, dict[str, str]] = cluster.status("b")["node"]["ranks"]
+    return ranks["E0[1]"]["state"]
+
+
+def test_slots_that_no_host_has_memory_for() -> None:
+    """Asked of the host before it is taken: nothing is killed for it, and nothing is left behind."""
+    rows = 1 << 38
+    shard = torch.zeros(1, dtype=torch.uint8).expand(rows)
+    publisher = Publisher.from_shards(
+        [("w", (rows,), (0,), (rows,), shard)], run="huge", rank=0, world=1, engines={"E0": 1}
+    )
+
+    with pytest.raises(MemoryExhausted, match=r"256\.0 GiB"):
+        publisher.attach()
