@@ -139,6 +139,7 @@ class Fetches:
         self, running: _Running, fetch: FetchPlan, sender: NodeId, failures: list[WeightdError]
     ) -> None:
         """Fetch all buckets of one sender, through as many connections as it takes."""
+        before: PeerLost | TicketRefused | None = None
         while True:
             lacking = [b for b in fetch.buckets if b.source_node == sender and b.index not in running.landed]
             if not lacking:
@@ -151,10 +152,13 @@ class Fetches:
                     failures.append(error)
                     running.stop.set()
                     return
+                before = error
                 log.warning("fetching goes on", extra={"facts": {"from": sender, "error": str(error)}})
                 await anyio.sleep(ASK_EVERY_S)
             except WeightdError as error:
-                failures.append(error)
+                # No time for another ticket: what ended the connection before says more than that.
+                late = before is not None and isinstance(error, TransferDeadline) and error.bucket < 0
+                failures.append(before if late and before is not None else error)
                 running.stop.set()
                 return
 

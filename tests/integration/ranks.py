@@ -149,6 +149,13 @@ class TrainerRank:
         for tensor in self._tensors:
             bits_of(tensor)[...] = POISON
 
+    def begin_to_overwrite(self) -> None:
+        """Begin to write into the slots, published ones included: what no publisher does, and a reader must notice."""
+        attachment = self._publisher._attachment
+        assert attachment is not None
+        for pool in attachment.slots.pools:
+            pool.bump()
+
     def wait(self, version: int, until: Any = "committed", timeout_s: float | None = 20.0) -> int:
         """Wait for a version's outcome."""
         return int(self._publisher.wait(version, until, timeout_s))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -102,35 +104,87 @@ def test_a_journal_without_room(module_folder: Path) -> None:
         assert all_do(engines, "called_back") == [[], []]  # nobody was paused
 
 
-def test_bytes_that_change_between_nodes(module_folder: Path) -> None:
-    """A bucket that differs twice fails the version; engines keep what they serve, and the next one arrives."""
-    cluster = Cluster(module_folder / "flipped")
+def through_a_proxy(cluster: Cluster, change: Callable[[int, bytearray], bool]) -> AbstractContextManager[int]:
+    """Let node b fetch from node a through a proxy; the cluster has not started yet."""
     config = cluster.nodes.config("b")
     found = re.search(r'\[peers\."a"\]\ncontrol = "[^"]+"\nbulk = "127\.0\.0\.1:(\d+)"', config.read_text())
     assert found is not None
-    through = int(found[1])
-    flipping = [True]
+    return proxy(int(found[1]), change)
 
-    def flip(_passed: int, data: bytearray) -> bool:
-        if flipping[0] and len(data) > HANDSHAKE_NBYTES + HEAD.size + TAIL.size:
-            data[len(data) // 2] ^= 1
-        return True
 
-    with proxy(through, flip) as port:
-        config.write_text(config.read_text().replace(f'bulk = "127.0.0.1:{through}"', f'bulk = "127.0.0.1:{port}"'))
+def reconfigured(cluster: Cluster, node: str, *changes: tuple[str, str]) -> None:
+    config = cluster.nodes.config(node)
+    for pattern, value in changes:
+        text, count = re.subn(pattern, value, config.read_text())
+        assert count == 1, pattern
+        config.write_text(text)
+
+
+def fails_between_nodes(cluster: Cluster, change: Callable[[int, bytearray], bool], *changes: tuple[str, str]) -> str:
+    """Return the one code with which version 1 fails while node a's bytes to node b are changed so."""
+    with through_a_proxy(cluster, change) as port:
+        at_a = r'(\[peers\."a"\]\ncontrol = "[^"]+"\nbulk = "127\.0\.0\.1:)\d+'
+        reconfigured(cluster, "b", (at_a, rf"\g<1>{port}"), *changes)
         with cluster:
             trainers, engines = trainers_of(cluster, "run"), engines_of(cluster, "run")
             attached(trainers, engines)
             all_do(trainers, "publish", version=1)
-            for answer in [t.fails("wait", version=1) for t in trainers]:
-                assert answer.codes == ["E_DIGEST"], answer.text
-                assert "node a" in answer.text
+            failed = [t.fails("wait", version=1) for t in trainers]
+            assert failed[0].codes == failed[1].codes
+            assert len(failed[0].codes) == 1, failed[0].text
+            assert "node a" in failed[0].text
             assert [e.ask("version") for e in engines] == [0, 0]
+            assert all_do(engines, "called_back") == [[], []]  # nobody was paused
+            return failed[0].codes[0]
 
-            flipping[0] = False
-            all_do(trainers, "publish", version=2)
-            assert all_do(engines, "receive", version=2) == [2, 2]
-            assert all_do(engines, "differing", contents=2) == [[], []]
+
+def is_payload(data: bytearray) -> bool:
+    return len(data) > HANDSHAKE_NBYTES + HEAD.size + TAIL.size
+
+
+def test_bytes_that_change_between_nodes(module_folder: Path) -> None:
+    def flip(_passed: int, data: bytearray) -> bool:
+        if is_payload(data):
+            data[len(data) // 2] ^= 1
+        return True
+
+    assert fails_between_nodes(Cluster(module_folder / "flipped"), flip) == "E_DIGEST"
+
+
+def test_streams_that_end_early_for_as_long_as_a_fetch_may_take(module_folder: Path) -> None:
+    def cut(_passed: int, data: bytearray) -> bool:
+        return not is_payload(data)
+
+    cluster = Cluster(module_folder / "cut")
+    assert fails_between_nodes(cluster, cut, (r"\nfetch_s = [\d.]+", "\nfetch_s = 1.0")) == "E_PEER_LOST"
+
+
+def test_a_stream_that_says_no_more(module_folder: Path) -> None:
+    silent = threading.Event()
+
+    def stall(_passed: int, data: bytearray) -> bool:
+        return not is_payload(data) or silent.wait(20.0)
+
+    cluster = Cluster(module_folder / "stalled")
+    try:
+        code = fails_between_nodes(cluster, stall, (r"\nfetch_stall_s = [\d.]+", "\nfetch_stall_s = 1.0"))
+    finally:
+        silent.set()
+    assert code == "E_TRANSFER_DEADLINE"
+
+
+def test_a_slot_that_is_written_after_it_was_published(module_folder: Path) -> None:
+    with Cluster(module_folder / "stale") as cluster:
+        trainers, engines = trainers_of(cluster, "run"), engines_of(cluster, "run")
+        attached(trainers, engines)
+        trainers[0].ask("publish", version=1)
+        trainers[0].ask("begin_to_overwrite")
+        trainers[1].ask("publish", version=1)
+
+        for answer in [t.fails("wait", version=1) for t in trainers]:
+            assert answer.codes == ["E_STALE_SOURCE"], answer.text
+            assert "trainer 0" in answer.text
+        assert [e.ask("version") for e in engines] == [0, 0]
 
 
 def test_a_damaged_journal_is_said_to_who_attaches(module_folder: Path) -> None:
