@@ -224,18 +224,19 @@ class EngineAttachment(HookSession):
 
     # ------------------------------------------------------------ beginning and end
 
-    def wait_joined(self, attach_s: float, begun: float) -> None:
+    def wait_joined(self, attach_s: float, begun: float, grace_s: float = 0.0) -> None:
         """Wait until the first epoch is ready and its plan is built.
 
         Raises:
-            DeadlinePassed: It is not, after ``attach_s``.
+            DeadlinePassed: It is not, after ``attach_s`` and ``grace_s``: the leader's own report of the same limit
+                says more, and is waited for that much longer.
             WeightdError: The run is refused, with the whole report.
         """
 
         def look() -> bool | None:
             return bool(self.goal.epoch and self._prepared is not None and self._prepared == self._due) or None
 
-        if self.wait_for(look, begun + attach_s, "waiting for the run's ranks") is None:
+        if self.wait_for(look, begun + attach_s + grace_s, "waiting for the run's ranks") is None:
             raise DeadlinePassed(
                 stage=self.goal.stage or "attaching",
                 waited_for=(self.trouble or self.goal.waiting_for or "the leader",),

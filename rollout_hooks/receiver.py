@@ -141,7 +141,7 @@ class Receiver:
         attachment.claim()
         try:
             attachment.open(begun + min(_DAEMON_S, self._attach_s))
-            attachment.wait_joined(self._attach_s + _REPORT_S, begun)
+            attachment.wait_joined(self._attach_s, begun, _REPORT_S)
         except BaseException as error:
             attachment.end(f"attach failed: {type(error).__name__}")
             raise

@@ -106,15 +106,16 @@ class TrainerAttachment(HookSession):
         """The epoch that this rank is part of."""
         return self.ledger.goal.epoch
 
-    def wait_joined(self, attach_s: float, begun: float) -> None:
+    def wait_joined(self, attach_s: float, begun: float, grace_s: float = 0.0) -> None:
         """Wait until the first epoch is ready.
 
         Raises:
-            DeadlinePassed: It is not, after ``attach_s``.
+            DeadlinePassed: It is not, after ``attach_s`` and ``grace_s``: the leader's own report of the same limit
+                says more, and is waited for that much longer.
             WeightdError: The run is refused, with the whole report.
         """
         doing = "waiting for the run's ranks"
-        if self.wait_for(lambda: self.joined or None, begun + attach_s, doing) is None:
+        if self.wait_for(lambda: self.joined or None, begun + attach_s + grace_s, doing) is None:
             goal = self.ledger.goal
             raise DeadlinePassed(
                 stage=goal.stage or "attaching",
