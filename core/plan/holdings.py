@@ -128,3 +128,16 @@ def buffer_columns(layouts: Sequence[Layout], pieces: Pieces, rank: Int64) -> tu
 def itemsizes(layout: Layout) -> Int64:
     """Return bytes of one element of each buffer, shape (buffers,)."""
     return np.array([dtype_named(b.dtype).nbytes for b in layout.buffers], np.int64)
+
+
+def needed_nbytes(layout: Layout) -> int:
+    """Return the bytes that a rollout rank of this layout needs of a version: all its pieces but those it keeps.
+
+    >>> from weightd.core.layout.build import LayoutBuilder
+    >>> needed_nbytes(LayoutBuilder().build())
+    0
+    """
+    canonical = dict(layout.aliases)
+    kept = {canonical.get(name, name) for name in layout.kept}
+    size = np.array([0 if t.name in kept else dtype_named(t.dtype).nbytes for t in layout.tensors], np.int64)
+    return int((np.prod(layout.extent, axis=1, dtype=np.int64) * size[layout.tensor]).sum()) if layout.pieces else 0

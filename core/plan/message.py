@@ -15,7 +15,7 @@ import numpy as np
 
 from weightd.core.layout.digest import layout_digest
 from weightd.core.plan.copies import NARROW, WIDE
-from weightd.core.plan.holdings import itemsizes
+from weightd.core.plan.holdings import itemsizes, needed_nbytes
 from weightd.core.plan.node_plan import COPY_DIMS, Copies, LandingSource, RankPlan, Source, TrainerSource
 from weightd.core.plan.plan_faults import CopyOutOfBounds, MalformedPlan, PlanError, PlanMismatch
 from weightd.core.units import EngineId, EngineRank, RolloutRank, TrainerRank
@@ -126,7 +126,9 @@ def _column(name: str, data: bytes, shape: tuple[int, ...]) -> Int64:
 
 
 def check_rank_plan(plan: RankPlan, target_layout: Layout, pool_nbytes: Mapping[Source, int]) -> None:
-    """Return if every row of a plan lies in the memory it is for; nothing is assumed about the plan's numbers.
+    """Return if every row of a plan lies in the memory it is for, and they are as many bytes as the rank needs.
+
+    Nothing is assumed about the plan's numbers.
 
     Args:
         plan: From anywhere.
@@ -168,6 +170,10 @@ def check_rank_plan(plan: RankPlan, target_layout: Layout, pool_nbytes: Mapping[
     moved = int(copies.nbytes.sum())
     if moved != plan.nbytes:
         raise PlanMismatch(who, "bytes of all rows", str(plan.nbytes), str(moved))
+    # Every row lies in its buffer, but that alone would let a plan leave out what the rank then serves unwritten.
+    needed = needed_nbytes(target_layout)
+    if moved != needed:
+        raise PlanMismatch(who, "bytes of a version", str(moved), str(needed))
 
 
 def _inside(offset: Int64, stride: Int64, copies: Copies, nbytes: Int64) -> Mask:

@@ -16,6 +16,7 @@ from tests.property.worlds import (
     worlds,
 )
 from weightd.core.errors import Refused
+from weightd.core.plan.holdings import needed_nbytes
 from weightd.core.plan.planner import plan_node
 from weightd.core.plan.proof import prove_coverage
 from weightd.core.plan.violations import ElementsAmbiguous, ElementsUncovered, Region, SourceUnused
@@ -76,7 +77,7 @@ def test_delivered_bytes_are_slices_of_the_full_tensors(world: World, limit: int
         got = deliver(plan, memory, rollouts)
         for rank, buffers in got.items():
             assert buffers == expected(rollouts[rank], fulls)
-            assert plan.ranks[rank].nbytes == proof.totals[rank].nbytes
+            assert plan.ranks[rank].nbytes == proof.totals[rank].nbytes == needed_nbytes(rollouts[rank])
         fetched = sum(b.nbytes for b in plan.fetch.buckets)
         assert fetched == remote_nbytes(world, node) == int(plan.fetch.gather.nbytes.sum())
         assert all(0 < b.nbytes <= limit for b in plan.fetch.buckets)

@@ -9,7 +9,8 @@ from tests.property.worlds import topology_of
 from weightd.core.errors import WeightdError
 from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.columns import Layout
-from weightd.core.plan.copies import columns_of
+from weightd.core.plan.copies import columns_of, take
+from weightd.core.plan.holdings import needed_nbytes
 from weightd.core.plan.message import check_rank_plan, decode_rank_plan, encode_rank_plan
 from weightd.core.plan.node_plan import Copies, LandingSource, RankPlan, Source, TrainerSource
 from weightd.core.plan.plan_faults import CopyOutOfBounds, MalformedPlan, PlanMismatch
@@ -137,6 +138,23 @@ def test_a_plan_for_another_layout_or_other_pools(plan: RankPlan, target: Layout
         check_rank_plan(plan, target, {TrainerSource(TrainerRank(0), 0): 82})
     with pytest.raises(CopyOutOfBounds, match="the landing of 17 bytes"):
         check_rank_plan(plan, target, {**POOLS, LandingSource(): 17})
+
+
+def test_a_plan_that_leaves_out_what_the_rank_needs(plan: RankPlan, target: Layout) -> None:
+    short = replace(plan, copies=take(plan.copies, slice(0, 1)), nbytes=int(plan.copies.nbytes[0]))
+
+    with pytest.raises(PlanMismatch) as raised:
+        check_rank_plan(short, target, POOLS)
+    assert (raised.value.fact, raised.value.planned, raised.value.found) == ("bytes of a version", "18", "36")
+
+
+def test_what_a_rank_keeps_is_not_planned() -> None:
+    b = LayoutBuilder()
+    for name in ("w", "cos"):
+        b.add_piece(b.add_tensor(name, (6, 3), "int16"), b.add_buffer(name, 36, "int16", "param"), (0, 0), (6, 3))
+    b.add_kept("cos")
+
+    assert needed_nbytes(b.build()) == 36
 
 
 def test_an_empty_plan_fits(target: Layout) -> None:
