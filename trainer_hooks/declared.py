@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from weightd.core.layout.boxes import box
 from weightd.trainer_hooks.faults import PiecesDoNotAddUp
-from weightd.trainer_hooks.placements import Box
-from weightd.trainer_hooks.shards import Holdings, Shard, checked, refuse_unreadable
+from weightd.trainer_hooks.shards import Holdings, Shard, refuse_unreadable, unfused
 
 ShardSpec = tuple[str, Sequence[int], Sequence[int], Sequence[int], Tensor]
 """(name, global shape, start, extent, tensor); the tensor is of shape ``extent``."""
@@ -30,8 +30,7 @@ def _declared(name: str, shape: Sequence[int], start: Sequence[int], extent: Seq
     if count != found or not len(whole) == len(first) == len(count):
         raise PiecesDoNotAddUp(name, whole, count, found, _numel(count), tensor.numel())
     refuse_unreadable(name, tensor)
-    boxes = () if 0 in count else (Box(first, count, (0,) * len(count)),)
-    return checked(Shard(name, whole, tensor.dtype, count, boxes, lambda: tensor))
+    return unfused(name, whole, tensor.dtype, count, box(count, first), lambda: tensor)
 
 
 def _numel(extent: tuple[int, ...]) -> int:

@@ -10,12 +10,12 @@ import torch
 
 from weightd.core.dtypes import dtype_named
 from weightd.core.errors import ConfigError
-from weightd.core.layout.boxes import row_major
+from weightd.core.layout.boxes import moved
 from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.checks import BASE_ALIGN
 from weightd.core.layout.columns import Layout, Unused
 from weightd.core.layout.faults import BadEntry
-from weightd.trainer_hooks.shards import Holdings, Shard, Stray, dtype_name, no_stray
+from weightd.trainer_hooks.shards import Holdings, Part, Shard, Stray, dtype_name, no_stray
 
 Casts = torch.dtype | Mapping[str, torch.dtype] | None
 """Element type that is published: one for all floating tensors, or by name; None publishes what is held."""
@@ -55,12 +55,14 @@ class Described:
         places: Every shard that holds an element.
         payload_nbytes: Bytes of one slot.
         stray: Looks whether the shards still are the model's.
+        prepare: Runs before every publish, in order.
     """
 
     layout: Layout
     places: tuple[Place, ...]
     payload_nbytes: int
     stray: Callable[[], Stray | None] = no_stray
+    prepare: tuple[Callable[[], None], ...] = ()
 
 
 def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedSpec], whose: str) -> Described:
@@ -88,24 +90,20 @@ def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedS
     tensors: dict[str, tuple[tuple[int, ...], str]] = {}
     for shard, dtype in zip(holdings.shards, dtypes, strict=True):
         kind = dtype_name(shard.name, dtype)
-        _add_tensor(builder, tensors, shard, kind)
-        if not shard.boxes:
-            continue
-        offset = fill[kind]
-        fill[kind] += _aligned(prod(shard.local_shape), dtype.itemsize)
-        places.append(Place(shard, dtype, sections[kind][0], offset))
-        strides = row_major(shard.local_shape)
-        row = builder.tensor_row(shard.name)
-        assert row is not None
-        for box in shard.boxes:
-            first = offset + sum(at * stride for at, stride in zip(box.local, strides, strict=True))
-            builder.add_piece(row, buffers[kind], box.start, box.extent, first, strides)
+        offset = fill.get(kind, 0)
+        for part in shard.parts:
+            row = _add_tensor(builder, tensors, part, kind)
+            if len(part.pieces):
+                builder.add_pieces(moved(part.pieces, offset), row, buffers[kind])
+        if shard.numel:
+            fill[kind] += _aligned(prod(shard.local_shape), dtype.itemsize)
+            places.append(Place(shard, dtype, sections[kind][0], offset))
     for alias, canonical in holdings.aliases:
         builder.add_alias(alias, canonical)
     for entry in unused:
         _add_unused(builder, entry)
     payload = max((base + nbytes for base, nbytes in sections.values()), default=0)
-    return Described(builder.build(whose), tuple(places), payload, holdings.stray)
+    return Described(builder.build(whose), tuple(places), payload, holdings.stray, holdings.prepare)
 
 
 def _published(shards: Sequence[Shard], casts: Casts) -> list[torch.dtype]:
@@ -114,10 +112,19 @@ def _published(shards: Sequence[Shard], casts: Casts) -> list[torch.dtype]:
         return [s.dtype for s in shards]
     if isinstance(casts, torch.dtype):
         return [casts if s.dtype.is_floating_point else s.dtype for s in shards]
-    unknown = sorted(set(casts) - {s.name for s in shards})
+    names = [{s.name, *(part.name for part in s.parts)} for s in shards]
+    unknown = sorted(set(casts) - set().union(*names))
     if unknown:
         raise ConfigError("dtype", unknown[0], f"this rank holds no tensor of that name ({len(unknown)} such names)")
-    return [casts.get(s.name, s.dtype) for s in shards]
+    return [_cast_of(s, casts, n) for s, n in zip(shards, names, strict=True)]
+
+
+def _cast_of(shard: Shard, casts: Mapping[str, torch.dtype], names: set[str]) -> torch.dtype:
+    wanted = {casts[name] for name in names if name in casts}
+    if len(wanted) > 1:
+        found = ", ".join(sorted(str(dtype) for dtype in wanted))
+        raise ConfigError("dtype", shard.name, f"what it holds is one tensor here, and is to be cast to {found}")
+    return wanted.pop() if wanted else shard.dtype
 
 
 def _aligned(numel: int, itemsize: int) -> int:
@@ -131,7 +138,7 @@ def _sections(shards: Sequence[Shard], dtypes: Sequence[torch.dtype]) -> dict[st
     elements: dict[str, int] = {}
     for shard, dtype in zip(shards, dtypes, strict=True):
         kind = dtype_name(shard.name, dtype)
-        held = _aligned(prod(shard.local_shape), dtype.itemsize) if shard.boxes else 0
+        held = _aligned(prod(shard.local_shape), dtype.itemsize) if shard.numel else 0
         elements[kind] = elements.get(kind, 0) + held
     sections: dict[str, tuple[int, int]] = {}
     base = 0
@@ -142,13 +149,17 @@ def _sections(shards: Sequence[Shard], dtypes: Sequence[torch.dtype]) -> dict[st
     return sections
 
 
-def _add_tensor(builder: LayoutBuilder, known: dict[str, tuple[tuple[int, ...], str]], shard: Shard, kind: str) -> None:
-    found = shard.shape, kind
-    if shard.name not in known:
-        known[shard.name] = found
-        builder.add_tensor(shard.name, shard.shape, kind)
-    elif known[shard.name] != found:
-        raise BadEntry("tensors", shard.name, f"declared as {known[shard.name]} and as {found} on one rank")
+def _add_tensor(builder: LayoutBuilder, known: dict[str, tuple[tuple[int, ...], str]], part: Part, kind: str) -> int:
+    """Return the row of a part's tensor, which several shards may hold parts of."""
+    found = part.shape, kind
+    if part.name not in known:
+        known[part.name] = found
+        return builder.add_tensor(part.name, part.shape, kind)
+    if known[part.name] != found:
+        raise BadEntry("tensors", part.name, f"declared as {known[part.name]} and as {found} on one rank")
+    row = builder.tensor_row(part.name)
+    assert row is not None
+    return row
 
 
 def _add_unused(builder: LayoutBuilder, entry: UnusedSpec) -> None:

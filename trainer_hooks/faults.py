@@ -64,6 +64,7 @@ class PiecesDoNotAddUp(TrainerHookError):
         found: Shape of the local tensor.
         described: Elements of all boxes.
         held: Elements of the local tensor.
+        padding: Elements of it that are declared to be padding.
     """
 
     code: ClassVar[str] = "E_PIECES"
@@ -73,12 +74,14 @@ class PiecesDoNotAddUp(TrainerHookError):
     found: tuple[int, ...]
     described: int
     held: int
+    padding: int = 0
 
     def story(self) -> Story:
         """Return the lines of the text."""
+        pad = f" and {self.padding} of padding" if self.padding else ""
         return Story(
             what=f"{self.name} {self.shape}: the placements give this rank {self.expected} "
-            f"({self.described} elements), it holds {self.found} ({self.held} elements)",
+            f"({self.described} elements{pad}), it holds {self.found} ({self.held} elements)",
             effect=_NOTHING_SENT,
             next="report the placements and the version of torch, or declare the shards with Publisher.from_shards",
         )

@@ -1,4 +1,4 @@
-"""Which indices of a dimension a rank holds: plain data, no tensor and no process group.
+"""Which indices of a dimension a rank holds: plain numbers, no tensor and no process group.
 
 A placement cuts a dimension as ``torch.chunk`` does: ``ceil(n / k)`` indices to each
 of k parts, trailing parts may be empty.  Where tensor parallelism and FSDP2 cut the
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
+
+from weightd.core.layout.boxes import Pieces, box, join, row_major
 
 
 class Run(NamedTuple):
@@ -128,6 +130,20 @@ def held_boxes(shape: Sequence[int], cuts: Sequence[tuple[Cut, ...]]) -> tuple[B
         Box(tuple(r.start for r in parts), tuple(r.length for r in parts), tuple(r.local for r in parts))
         for parts in product(*runs)
     )
+
+
+def held_pieces(shape: Sequence[int], cuts: Sequence[tuple[Cut, ...]]) -> Pieces:
+    """Return ``held_boxes`` as pieces of the local tensor, row-major.
+
+    >>> held_pieces((5, 3), [(Cut(4, 1),), ()]).start.tolist()
+    [[2, 0]]
+    """
+    strides = row_major(held_shape(shape, cuts))
+    found = [
+        box(b.extent, b.start, offset=sum(at * s for at, s in zip(b.local, strides, strict=True)), stride=strides)
+        for b in held_boxes(shape, cuts)
+    ]
+    return join(found, len(shape))
 
 
 def held_shape(shape: Sequence[int], cuts: Sequence[tuple[Cut, ...]]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Required, Self, TypedDict, Unpack
 
 from weightd.core.errors import WeightdError
 from weightd.core.layout.columns import Layout
@@ -41,6 +41,23 @@ _DAEMON_S = 30.0
 
 _REPORT_S = 15.0
 """The hook waits this much longer than the leader, whose report says more than a deadline here could."""
+
+
+class PublisherOptions(TypedDict, total=False):
+    """What every way to make a ``Publisher`` takes; its constructor says what each means."""
+
+    run: Required[str]
+    rank: int | None
+    world: int | None
+    slot: str | None
+    engines: Engines | None
+    reserved: Iterable[int]
+    mode: Mode | None
+    dtype: Casts
+    unused: Iterable[UnusedSpec]
+    socket: str | os.PathLike[str] | None
+    attach_s: float | None
+    deadlines: Deadlines | None
 
 
 class Publisher:
@@ -108,59 +125,18 @@ class Publisher:
         self._attachment: TrainerAttachment | None = None
 
     @classmethod
-    def from_shards(
-        cls,
-        shards: Iterable[ShardSpec],
-        *,
-        run: str,
-        rank: int | None = None,
-        world: int | None = None,
-        slot: str | None = None,
-        engines: Engines | None = None,
-        reserved: Iterable[int] = (),
-        mode: Mode | None = None,
-        dtype: Casts = None,
-        unused: Iterable[UnusedSpec] = (),
-        socket: str | os.PathLike[str] | None = None,
-        attach_s: float | None = None,
-        deadlines: Deadlines | None = None,
-    ) -> Self:
+    def from_shards(cls, shards: Iterable[ShardSpec], **options: Unpack[PublisherOptions]) -> Self:
         """Return a publisher of declared shards.
 
         Args:
             shards: (name, global shape, start, extent, tensor of shape ``extent``); an extent with a 0 is
                 an empty shard, which makes the tensor known.  Several of one name are several boxes of it.
-            run: The rest are those of the constructor.
-            rank: See there.
-            world: See there.
-            slot: See there.
-            engines: See there.
-            reserved: See there.
-            mode: See there.
-            dtype: See there.
-            unused: See there.
-            socket: See there.
-            attach_s: See there.
-            deadlines: See there.
+            options: Those of the constructor.
 
         Raises:
             PiecesDoNotAddUp: A tensor is not of the declared extent.
         """
-        publisher = cls(
-            {},
-            run=run,
-            rank=rank,
-            world=world,
-            slot=slot,
-            engines=engines,
-            reserved=reserved,
-            mode=mode,
-            dtype=dtype,
-            unused=unused,
-            socket=socket,
-            attach_s=attach_s,
-            deadlines=deadlines,
-        )
+        publisher = cls({}, **options)
         publisher._source = declared_holdings(shards)
         return publisher
 

@@ -4,37 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from weightd.core.dtypes import DTYPES
+from weightd.core.layout.boxes import Pieces
 from weightd.core.layout.faults import UnknownDType
 from weightd.trainer_hooks.faults import PiecesDoNotAddUp, UnsupportedPlacement
-from weightd.trainer_hooks.placements import Box
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """What this rank holds of one logical tensor.
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What a local tensor holds of one logical tensor.
 
     Attributes:
         name: HF checkpoint name.
         shape: Logical shape.
-        dtype: Element type of the local tensor.
-        local_shape: Shape of the local tensor; padding of its storage is no part of it.
-        boxes: Boxes of the logical tensor with their place in the local tensor; none for an empty shard.
-        read: Returns the local tensor as it is now; a framework may have re-bound it since.
+        pieces: Boxes of the logical tensor; their offsets and strides are those of the local tensor as a
+            contiguous row-major array, whatever its own strides are.
     """
 
     name: str
     shape: tuple[int, ...]
+    pieces: Pieces
+
+    @property
+    def numel(self) -> int:
+        """Elements held."""
+        return int(self.pieces.numel.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """A local tensor of this rank, and what it is of the logical tensors.
+
+    Attributes:
+        name: Its name in the model, without wrappers' prefixes.
+        dtype: Its element type.
+        local_shape: Its shape; padding of its storage is no part of it.
+        parts: What it holds of each logical tensor: one part unless the trainer fuses tensors; of an empty
+            shard, parts without a piece.
+        read: Returns the local tensor as it is now; a framework may have re-bound it since.
+        padding: Elements of the local tensor that belong to no logical tensor.
+        render: Writes the published values into a tensor of ``local_shape`` and of the published element type,
+            where they are not the local tensor's own; None copies it, and casts where the types differ.
+    """
+
+    name: str
     dtype: torch.dtype
     local_shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
+    parts: tuple[Part, ...]
     read: Callable[[], Tensor]
+    padding: int = 0
+    render: Callable[[Tensor], None] | None = None
+
+    @property
+    def numel(self) -> int:
+        """Elements of logical tensors that it holds; 0 for an empty shard."""
+        return sum(part.numel for part in self.parts)
+
+
+def unfused(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    local_shape: tuple[int, ...],
+    pieces: Pieces,
+    read: Callable[[], Tensor],
+) -> Shard:
+    """Return the shard of one logical tensor, called as the local one.
+
+    Raises:
+        PiecesDoNotAddUp: The pieces are not what the rank holds.
+    """
+    return checked(Shard(name, dtype, local_shape, (Part(name, shape, pieces),), read))
 
 
 class Stray(NamedTuple):
@@ -61,14 +106,16 @@ class Holdings:
     """All that a rank holds.
 
     Attributes:
-        shards: One per logical tensor, under unique names.
+        shards: One per local tensor.
         aliases: Pairs (name, canonical name) of tied tensors.
         stray: Looks whether the shards still are the model's.
+        prepare: Runs before every publish, in order, and raises where there is nothing to publish now.
     """
 
     shards: tuple[Shard, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     stray: Callable[[], Stray | None] = no_stray
+    prepare: tuple[Callable[[], None], ...] = ()
 
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:
@@ -84,15 +131,17 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 
 
 def checked(shard: Shard) -> Shard:
-    """Return the shard if its boxes account for every element of the local tensor.
+    """Return the shard if its pieces account for every element of the local tensor, less padding.
 
     Raises:
         PiecesDoNotAddUp: They do not: the rule that made them is not what the framework did.
     """
     local = shard.read()
-    described = sum(prod(box.extent) for box in shard.boxes)
-    if tuple(local.shape) != shard.local_shape or described != local.numel():
-        raise PiecesDoNotAddUp(shard.name, shard.shape, shard.local_shape, tuple(local.shape), described, local.numel())
+    if tuple(local.shape) != shard.local_shape or shard.numel + shard.padding != local.numel():
+        shape = shard.parts[0].shape if len(shard.parts) == 1 else shard.local_shape
+        raise PiecesDoNotAddUp(
+            shard.name, shape, shard.local_shape, tuple(local.shape), shard.numel, local.numel(), shard.padding
+        )
     return shard
 
 

@@ -7,7 +7,8 @@ are built once and only looked at again where a framework has re-bound a paramet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ SLOTS = 2
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers that carry an element's bytes to numpy, which knows no bfloat16."""
+
+_Rendered = tuple[Tensor, Callable[[Tensor], None]]
+"""A place in a slot and what writes its values there."""
 
 _Seen = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """What a parameter was when its views were made: address, shape, strides, element type."""
@@ -44,6 +48,7 @@ class Slots:
         self._labels: list[str | None] = [None] * count
         self._places = described.places
         self._stray = described.stray
+        self._prepare = described.prepare
         self.pools: list[Pool] = []
         try:
             for slot in range(count):
@@ -56,7 +61,7 @@ class Slots:
         self._reads = [place.shard.read for place in self._places]
         self._seen: list[_Seen] = [(-1, (), (), torch.uint8)] * len(self._places)
         self._pairs: list[list[Pair]] = [[] for _ in self.pools]
-        self._casts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.pools]
+        self._rendered: list[list[_Rendered]] = [[] for _ in self.pools]
         self._bind()
 
     # ------------------------------------------------------------ states
@@ -109,6 +114,8 @@ class Slots:
         Raises:
             HoldingsChanged: A parameter is not what was attached; nothing was copied.
         """
+        for prepare in self._prepare:
+            prepare()
         stray = self._stray()
         if stray is not None:
             raise HoldingsChanged(*stray)
@@ -117,8 +124,8 @@ class Slots:
         pool.bump()  # odd: whoever reads now discards what it read
         try:
             nbytes = run_pairs(self._pairs[slot])
-            for destination, source in self._casts[slot]:
-                destination.copy_(source)
+            for destination, write in self._rendered[slot]:
+                write(destination)
                 nbytes += destination.nbytes
         finally:
             pool.bump()
@@ -127,7 +134,7 @@ class Slots:
     def close(self) -> None:
         """Let go of the memory; readers that mapped it keep it for as long as they need."""
         self._slot_views = []
-        self._pairs, self._casts = [], []
+        self._pairs, self._rendered = [], []
         for pool in self.pools:
             pool.close()
 
@@ -148,7 +155,7 @@ class Slots:
         if moved:
             tensors = [read() for read in self._reads]
             for slot, views in enumerate(self._slot_views):
-                self._pairs[slot], self._casts[slot] = _pair_up(self._places, views, tensors)
+                self._pairs[slot], self._rendered[slot] = _pair_up(self._places, views, tensors)
 
 
 def byte_view(tensor: Tensor) -> View:
@@ -166,17 +173,22 @@ def _slot_view(payload: Bytes, place: Place) -> View:
 
 def _pair_up(
     places: Sequence[Place], views: Sequence[View], tensors: Sequence[Tensor]
-) -> tuple[list[Pair], list[tuple[Tensor, Tensor]]]:
-    """Return what is copied as it is, and what is cast on the way (numpy knows no bfloat16, so torch does that)."""
+) -> tuple[list[Pair], list[_Rendered]]:
+    """Return what is copied as it is, and what torch writes: casts (numpy knows no bfloat16) and computed values."""
     pairs: list[Pair] = []
-    casts: list[tuple[Tensor, Tensor]] = []
+    rendered: list[_Rendered] = []
     for place, view, tensor in zip(places, views, tensors, strict=True):
-        if place.dtype == tensor.dtype:
+        if place.shard.render is None and place.dtype == tensor.dtype:
             pairs.append((view, byte_view(tensor)))
-        else:
-            carrier = view.view(np.dtype(f"{'i' if place.dtype.itemsize > 1 else 'u'}{place.dtype.itemsize}"))
-            casts.append((torch.from_numpy(carrier).view(place.dtype), tensor.detach()))
-    return pairs, casts
+            continue
+        size = place.dtype.itemsize
+        carrier = torch.from_numpy(view.view(np.dtype(f"{'i' if size > 1 else 'u'}{size}"))).view(place.dtype)
+        rendered.append((carrier, place.shard.render or partial(_cast, tensor.detach())))
+    return pairs, rendered
+
+
+def _cast(source: Tensor, destination: Tensor) -> None:
+    destination.copy_(source)
 
 
 def _check_unchanged(place: Place, tensor: Tensor) -> None:

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
+from weightd.core.layout.boxes import no_pieces
 from weightd.trainer_hooks.adapters.leaves import Leaf
 from weightd.trainer_hooks.faults import UnsupportedPlacement
-from weightd.trainer_hooks.placements import Cut, held_boxes, held_shape
-from weightd.trainer_hooks.shards import Shard, checked, refuse_unreadable
+from weightd.trainer_hooks.placements import Cut, held_pieces, held_shape
+from weightd.trainer_hooks.shards import Shard, refuse_unreadable, unfused
 
 _PLACEMENTS = ("Shard", "Replicate", "_StridedShard left of the Shard it was cut by")
 
@@ -78,10 +79,11 @@ def dtensor_shard(name: str, read: Callable[[], Tensor]) -> Shard:
     refuse_unreadable(name, local)
     shape = tuple(tensor.shape)
     cuts = cuts_of(name, tensor)
-    boxes = () if cuts is None else held_boxes(shape, cuts)  # None: this rank is not in the tensor's mesh
+    # None: this rank is not in the tensor's mesh
+    pieces = no_pieces(len(shape)) if cuts is None else held_pieces(shape, cuts)
     # Torch and the rule may have the 0 of an empty shard in different dimensions.
-    local_shape = held_shape(shape, cuts) if cuts is not None and boxes else tuple(local.shape)
-    return checked(Shard(name, shape, local.dtype, local_shape, boxes, partial(_read_local, read)))
+    local_shape = held_shape(shape, cuts) if cuts is not None and len(pieces) else tuple(local.shape)
+    return unfused(name, shape, local.dtype, local_shape, pieces, partial(_read_local, read))
 
 
 def _read_local(read: Callable[[], Tensor]) -> Tensor:

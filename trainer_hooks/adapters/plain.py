@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from weightd.core.layout.boxes import box
 from weightd.trainer_hooks.adapters.leaves import Leaf
 from weightd.trainer_hooks.faults import UnsupportedPlacement
-from weightd.trainer_hooks.placements import Box
-from weightd.trainer_hooks.shards import Shard, checked, refuse_unreadable
+from weightd.trainer_hooks.shards import Shard, refuse_unreadable, unfused
 
 _PLAIN = ("plain tensors and DDP", "FSDP2 (fully_shard) DTensors", "declared shards by Publisher.from_shards")
 
@@ -36,9 +36,7 @@ def plain_shard(leaf: Leaf) -> Shard:
     refuse_unreadable(leaf.name, tensor)
     _refuse_parts(leaf.name, tensor)
     shape = tuple(tensor.shape)
-    origin = (0,) * len(shape)
-    boxes = () if 0 in shape else (Box(origin, shape, origin),)
-    return checked(Shard(leaf.name, shape, tensor.dtype, shape, boxes, leaf.read))
+    return unfused(leaf.name, shape, tensor.dtype, shape, box(shape), leaf.read)
 
 
 def refuse_fsdp1(name: str, module: nn.Module) -> None:

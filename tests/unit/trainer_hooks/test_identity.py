@@ -1,5 +1,6 @@
 """Which rank this is, and which roster it declares."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from weightd.core.roster.topology import EngineDecl, Roster
 from weightd.core.units import TrainerRank
 from weightd.trainer_hooks.faults import WorldUnknown
 from weightd.trainer_hooks.identity import Identity, declare_roster, identify
+from weightd.trainer_hooks.publisher import Publisher, PublisherOptions
 
 RANK_0 = Identity(TrainerRank(0), 2)
 
@@ -83,3 +85,9 @@ def test_roster_file_that_cannot_be_read(tmp_path: Path, text: str | None) -> No
         path.write_text(text)
     with pytest.raises(ConfigError):
         declare_roster(path, RANK_0, (), None)
+
+
+def test_declared_shards_take_the_options_of_the_constructor() -> None:
+    given = set(inspect.signature(Publisher.__init__).parameters) - {"self", "module_or_params"}
+
+    assert given == set(PublisherOptions.__annotations__)
