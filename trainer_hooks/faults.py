@@ -7,6 +7,7 @@
     ├── PiecesDoNotAddUp       E_PIECES           a rule and a framework disagree about a shard
     ├── NamesCollide           E_NAMES            two tensors would have one name
     ├── HoldingsChanged        E_HOLDINGS         the model is not the one that was attached
+    ├── NotBetweenSteps        E_STEP             the trainer is in the middle of a step
     ├── WorldUnknown           E_WORLD            nobody says which trainer rank this is
     ├── NotAttached            E_NOT_ATTACHED     publish() or wait() before attach() or after close()
     ├── SlotNotFree            E_SLOT             no slot became free in time
@@ -130,6 +131,30 @@ class HoldingsChanged(TrainerHookError):
             what=f"{self.name} was attached as {self.attached} and is {self.found} now",
             effect=f"{_NOTHING_SENT}; engines keep what they serve",
             next="close this publisher and attach a new one: the run plans again for the new layout",
+        )
+
+
+@dataclass(eq=False)
+class NotBetweenSteps(TrainerHookError):
+    """The trainer's engine is in the middle of a step: what it holds is no version that it would name.
+
+    Attributes:
+        step: Steps that it has finished.
+        found: What it is in the middle of.
+        then: When it may be published.
+    """
+
+    code: ClassVar[str] = "E_STEP"
+    step: int
+    found: str
+    then: str
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"the trainer is in the middle of a step, {self.step} are finished: {self.found}",
+            effect=f"{_NOTHING_SENT}, no parameter was read; engines keep what they serve",
+            next=self.then,
         )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Required, Self, TypedDict, Unpack
 
-from weightd.core.errors import WeightdError
+from weightd.core.errors import ConfigError, WeightdError
 from weightd.core.layout.columns import Layout
 from weightd.core.layout.files import LayoutFile, encode_file
 from weightd.core.roster.topology import Mode
@@ -54,6 +54,7 @@ class PublisherOptions(TypedDict, total=False):
     reserved: Iterable[int]
     mode: Mode | None
     dtype: Casts
+    masters: bool
     unused: Iterable[UnusedSpec]
     socket: str | os.PathLike[str] | None
     attach_s: float | None
@@ -83,6 +84,7 @@ class Publisher:
         reserved: Iterable[int] = (),
         mode: Mode | None = None,
         dtype: Casts = None,
+        masters: bool = False,
         unused: Iterable[UnusedSpec] = (),
         socket: str | os.PathLike[str] | None = None,
         attach_s: float | None = None,
@@ -91,8 +93,9 @@ class Publisher:
         """Prepare a publisher; nothing is connected or allocated before ``attach``.
 
         Args:
-            module_or_params: A module (plain, DDP, FSDP2 with or without tensor parallelism), a mapping
-                from names to tensors, or pairs of them.  Persistent buffers of a module belong to it.
+            module_or_params: A module (plain, DDP, FSDP2 with or without tensor parallelism), a DeepSpeed engine
+                (ZeRO-1, -2, -3, with or without AutoTP), a mapping from names to tensors, or pairs of them.
+                Persistent buffers of a module belong to it.
             run: Name of the training job, the same on all ranks.
             rank: This rank; by default that of ``torch.distributed``, else ``RANK``.
             world: Number of trainer ranks; likewise, else ``WORLD_SIZE``.
@@ -102,6 +105,8 @@ class Publisher:
             reserved: Trainer ranks without an engine by intent.
             mode: Where engines are against trainer ranks; ``disaggregated`` by default.
             dtype: Cast on publish: one element type for all floating tensors, or by name.
+            masters: Publish the fp32 masters of a DeepSpeed engine instead of what it computes with; ``dtype``
+                casts them.
             unused: What nobody takes: names, (name, (first row, last row + 1)), or ``Unused``.
             socket: The daemon's control socket or its directory; by default ``WEIGHTD_SOCKET``, else
                 ``/run/weightd``.
@@ -118,6 +123,7 @@ class Publisher:
         self._slot = slot or f"pid-{os.getpid()}"
         self._roster = declare_roster(engines, self._identity, reserved, mode)
         self._casts = dtype
+        self._masters = masters
         self._unused = tuple(unused)
         self._socket = socket
         self._deadlines = deadlines or Deadlines()
@@ -135,7 +141,10 @@ class Publisher:
 
         Raises:
             PiecesDoNotAddUp: A tensor is not of the declared extent.
+            ConfigError: ``masters`` is set.
         """
+        if options.get("masters"):
+            raise ConfigError("masters", "True", "a declared shard has no master: declare the master's tensor itself")
         publisher = cls({}, **options)
         publisher._source = declared_holdings(shards)
         return publisher
@@ -165,7 +174,7 @@ class Publisher:
 
     def _described(self) -> Described:
         source = self._source
-        holdings = source if isinstance(source, Holdings) else holdings_of(source)
+        holdings = source if isinstance(source, Holdings) else holdings_of(source, self._masters)
         return describe_holdings(holdings, self._casts, self._unused, f"layout of trainer rank {self.rank}")
 
     # ------------------------------------------------------------ life
@@ -226,6 +235,7 @@ class Publisher:
             SlotNotFree: No slot became free within ``release_s``.
             RunPaused: The run lacks ranks.
             HoldingsChanged: A parameter is not what was attached.
+            NotBetweenSteps: A DeepSpeed engine is in the middle of a step; nothing was read.
             PeerGone: The daemon is gone for longer than ``restart_s``.
         """
         attachment = self._attached("publish()")

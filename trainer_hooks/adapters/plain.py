@@ -13,12 +13,14 @@ from weightd.trainer_hooks.adapters.leaves import Leaf
 from weightd.trainer_hooks.faults import UnsupportedPlacement
 from weightd.trainer_hooks.shards import Shard, refuse_unreadable, unfused
 
-_PLAIN = ("plain tensors and DDP", "FSDP2 (fully_shard) DTensors", "declared shards by Publisher.from_shards")
+_PLAIN = (
+    "plain tensors and DDP",
+    "FSDP2 (fully_shard) DTensors",
+    "DeepSpeed engines, as deepspeed.initialize returns them",
+    "declared shards by Publisher.from_shards",
+)
 
 _MARKS = {
-    "ds_id": "a DeepSpeed ZeRO-3 parameter",
-    "_hp_mapping": "a DeepSpeed ZeRO parameter",
-    "ds_autotp_universal_checkpoint_meta": "a DeepSpeed AutoTP shard",
     "_is_sharded": "an FSDP1 parameter",
     "_is_flat_param": "an FSDP1 flat parameter",
     "quant_state": "a bitsandbytes parameter",
@@ -43,7 +45,7 @@ def refuse_fsdp1(name: str, module: nn.Module) -> None:
     """Refuse a module that keeps flat parameters.
 
     Raises:
-        UnsupportedPlacement: It is wrapped by FSDP1, or by DeepSpeed's or Megatron's engine.
+        UnsupportedPlacement: It is wrapped by FSDP1 or Megatron, or is a DeepSpeed engine inside of another module.
     """
     for cls in type(module).__mro__:
         if cls.__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine", "MegatronModule"):

@@ -13,6 +13,7 @@ ERRORS: dict[str, WeightdError] = {
     "E_PIECES.placements": faults.PiecesDoNotAddUp("layers.3.mlp.weight", (7, 6), (1, 6), (0, 6), 6, 0),
     "E_NAMES.wrapped": faults.NamesCollide("w", ("w", "_orig_mod.w")),
     "E_HOLDINGS.dtype": faults.HoldingsChanged("norm.weight", "(7,) torch.float32 on cpu", "(7,) torch.int8 on cpu"),
+    "E_STEP": faults.NotBetweenSteps(7, "1 of 2 micro-batches of the next step are taken", "publish behind it"),
     "E_WORLD.all": faults.WorldUnknown(("arguments rank=None world=None", "torch.distributed is not initialised")),
     "E_NOT_ATTACHED": faults.NotAttached("publish()", "not attached, or closed"),
     "E_SLOT": faults.SlotNotFree(
