@@ -290,6 +290,8 @@ class RunSupervisor:
                 self.fetches.start(self.planning.plans(epoch), key, op, half)
             case ev.StopFetch(key, op):
                 self.fetches.stop(key, op)
+            case ev.EndServing(key, rank, slot):
+                self.serving.end(key, rank, slot)
             case ev.JournalNode(token, record):
                 self._records.append(_Record("node", record, partial(ev.NodeJournaled, token)))
                 self._records_came.set()

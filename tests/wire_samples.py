@@ -58,7 +58,7 @@ EPOCH = m.EpochSpec(
 )
 
 BODIES: tuple[m.Body, ...] = (
-    m.TrainerHello(TrainerRank(1), 2, 70, 80, "gpu-x", "d1", 90, (m.Region(0, 0, 8192),), ROSTER),
+    m.TrainerHello(TrainerRank(1), 2, 70, 80, "gpu-x", "d1", 90, (m.Region(0, 0, 8192),), ROSTER, True),
     m.EngineHello("E0", EngineRank(0), 1, 71, 81, "gpu-x", "d3", 91),
     m.PublisherReport((SLOT, m.SlotState(1)), closing=True),
     REPORT,
@@ -96,7 +96,9 @@ BODIES: tuple[m.Body, ...] = (
         floor=(Term(1), Op(5)),
         goal_seq=33,
         trainers=(
-            m.TrainerEntry(TrainerRank(1), 2, SlotName("1"), 70, Boot(9), "d1", 90, (SLOT,), True, ROSTER, True, False),
+            m.TrainerEntry(
+                TrainerRank(1), 2, SlotName("1"), 70, Boot(9), "d1", 90, (SLOT,), True, ROSTER, True, False, True
+            ),
         ),
         receivers=(
             m.ReceiverEntry(EngineId("E0"), EngineRank(0), 1, SlotName("2"), 71, Boot(8), "d3", 91, REPORT, True),

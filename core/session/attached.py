@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from weightd.core.session.turns import BASES
 from weightd.core.session.view import Who, rank_name
 from weightd.core.units import NO_KEY, NO_OP, EngineId, Op, RolloutRank, SlotName, VersionKey
@@ -23,6 +25,8 @@ from weightd.core.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from weightd.core.errors import WireError
     from weightd.core.session.events import HookGreeted, HookLost, HookReported, SessionId
     from weightd.core.units import Boot, TrainerRank
@@ -56,6 +60,7 @@ class Hook:
         told_at: When.
         reads: Bytes that it may still be reading; they change for nobody.
         reads_op: Op of the order to write them.
+        reads_from: Every slot that it was told to read them from, by trainer rank.
         freed: Slots that it was told to be free, by name.
     """
 
@@ -72,6 +77,7 @@ class Hook:
     told_at: float = 0.0
     reads: VersionKey = NO_KEY
     reads_op: Op = NO_OP
+    reads_from: frozenset[tuple[int, int]] = frozenset()
     freed: frozenset[SlotRelease] = field(default_factory=frozenset)
 
     @property
@@ -102,10 +108,26 @@ class Hook:
         self.report, self.seq = report, seq
         if isinstance(report, ReceiverReport):
             if self.has_read(report):
-                self.reads = NO_KEY
+                self.reads, self.reads_from = NO_KEY, frozenset()
         else:
             shown = {(s.slot, s.key) for s in report.slots}
             self.freed = frozenset(f for f in self.freed if (f.slot, f.key) in shown)
+
+    def may_read(self, key: VersionKey, rank: int, slot: int) -> bool:
+        """Return whether a rollout rank may be reading ``key`` from this slot of a trainer rank."""
+        if self.reads == key:
+            return (rank, slot) in self.reads_from
+        # Of a daemon that was started anew, which told it nothing: it may read any slot.
+        return self.receiver.state == "applying" and self.receiver.key == key
+
+    def told_to_read(self, goal: ReceiverGoal) -> None:
+        """Note the sources of an order to write.
+
+        Told other slots for the same bytes, a rank may have begun with those before: it may read all of them.
+        """
+        sources = frozenset((s.rank, s.slot) for s in goal.sources)
+        self.reads_from = self.reads_from | sources if self.reads == goal.key else sources
+        self.reads, self.reads_op = goal.key, goal.op
 
     def has_read(self, report: ReceiverReport) -> bool:
         """Return whether a state comes after the last byte of what it was told to write."""
@@ -133,6 +155,7 @@ class Attached:
             if before.refused is None and before.hello.layout_digest == hook.hello.layout_digest:
                 hook.ready, hook.report = before.ready, before.report
                 hook.reads, hook.reads_op, hook.freed = before.reads, before.reads_op, before.freed
+                hook.reads_from = before.reads_from
         self.hooks[event.session] = hook
 
     def ready(self, session: SessionId) -> None:
@@ -161,15 +184,28 @@ class Attached:
     # ------------------------------------------------------------ slots
 
     def slot_with(self, rank: TrainerRank, boot: Boot, key: VersionKey) -> SlotState | None:
-        """Return the slot of a trainer rank's incarnation that holds ``key`` and may be read."""
+        """Return the slot of a trainer rank's incarnation that holds ``key`` and may be read.
+
+        Of two that hold it, the later one: the bytes have moved there.
+        """
         ended = self._ended.get((rank, boot))
         if ended is not None:
-            return next((s for s in ended.slots if s.key == key), None)
+            return _last_with(key, ended.slots)
         for hook in self.hooks.values():
             if hook.who == rank and hook.boot == boot and isinstance(hook.hello, TrainerHello):
                 free = {(f.slot, f.key) for f in hook.freed}
-                return next((s for s in hook.publisher.slots if s.key == key and (s.slot, key) not in free), None)
+                return _last_with(key, [s for s in hook.publisher.slots if (s.slot, s.key) not in free])
         return None
+
+    def moved(self) -> list[tuple[TrainerRank, SlotRelease]]:
+        """Return the slots of live ranks here whose bytes are in a later slot as well."""
+        return [
+            (hook.hello.rank, SlotRelease(s.slot, s.key))
+            for hook in self.hooks.values()
+            if isinstance(hook.hello, TrainerHello) and hook.hello.live
+            for s in hook.publisher.slots
+            if s.key != NO_KEY and _last_with(s.key, hook.publisher.slots) is not s
+        ]
 
     def free_ended(self, rank: TrainerRank, free: SlotRelease) -> None:
         """Let go of a slot whose process ended."""
@@ -183,26 +219,18 @@ class Attached:
             hook.reads_op = NO_OP
 
     def reading(self) -> set[VersionKey]:
-        """Return the bytes that local rollout ranks may be reading."""
-        return {h.reads for h in self.hooks.values() if h.reads != NO_KEY}
+        """Return the bytes that local rollout ranks may be reading, by what they were told and by what they say."""
+        said = {h.receiver.key for h in self.hooks.values() if h.receiver.state == "applying"}
+        return said | {h.reads for h in self.hooks.values() if h.reads != NO_KEY}
+
+    def slot_is_read(self, rank: TrainerRank, slot: SlotRelease) -> bool:
+        """Return whether a local rollout rank may be reading this very slot."""
+        return any(h.may_read(slot.key, rank, slot.slot) for h in self.hooks.values())
 
     def _keep(self, entry: TrainerEntry, slots: tuple[SlotState, ...]) -> None:
         who = (entry.rank, entry.boot)
         if slots:
-            self._ended[who] = TrainerEntry(
-                entry.rank,
-                entry.world,
-                entry.slot,
-                entry.pid,
-                entry.boot,
-                entry.layout_digest,
-                entry.layout_nbytes,
-                slots,
-                entry.ready,
-                entry.roster,
-                entry.closing,
-                alive=False,
-            )
+            self._ended[who] = msgspec.structs.replace(entry, slots=slots, alive=False)
         else:
             self._ended.pop(who, None)
 
@@ -240,7 +268,12 @@ def trainer_entry(hook: Hook, hello: TrainerHello, *, alive: bool = True) -> Tra
         hello.roster,
         hook.publisher.closing,
         alive,
+        hello.live,
     )
+
+
+def _last_with(key: VersionKey, slots: Sequence[SlotState]) -> SlotState | None:
+    return next((s for s in reversed(slots) if s.key == key), None)
 
 
 def _receiver_entry(hook: Hook, hello: EngineHello) -> ReceiverEntry:

@@ -20,6 +20,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         apply_stall_s: For its next planned byte.
         commit_ack_s: For an engine to acknowledge a commit.
         release_s: For a publish to get a free slot.
+        step_wait_s: For an optimizer step to wait until live memory is released, before a copy stands in for it.
         restart_s: For a process that vanished to come back.
         heartbeat_s: Between two repeats.
         heartbeat_timeout_s: Without a repeat, until a node counts as silent.
@@ -37,6 +38,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apply_stall_s: float = 30.0
     commit_ack_s: float = 30.0
     release_s: float = 900.0
+    step_wait_s: float = 60.0
     refill_s: float = 600.0
     refill_retries: int = 3
     restart_s: float = 30.0

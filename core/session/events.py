@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weightd.core.errors import WireError
-from weightd.core.units import Boot, Epoch, NodeId, Op, Term, VersionKey
+from weightd.core.units import Boot, Epoch, NodeId, Op, Term, TrainerRank, VersionKey
 from weightd.core.wire.messages import (
     EngineHello,
     EpochSpec,
@@ -125,10 +125,11 @@ class FetchEnded:
 
 @dataclass(frozen=True, slots=True)
 class ReadersChanged:
-    """How many of this node's own readers (served fetches) still read ``key`` from local slots."""
+    """How many of this node's own readers (served fetches) still read ``key``, and from which (rank, slot)."""
 
     key: VersionKey
     readers: int
+    slots: frozenset[tuple[TrainerRank, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +222,29 @@ class JournalNode:
     record: dict[str, object]
 
 
-NodeEffect = TellHook | TellLeader | AnswerSuperseded | PlanEpoch | AdoptEpoch | StartFetch | StopFetch | JournalNode
+@dataclass(frozen=True, slots=True)
+class EndServing:
+    """Void the tickets that read ``key`` from this slot of a trainer rank: the bytes have moved to another slot.
+
+    Who fetches asks again, and is given that one.  Ends with ``ReadersChanged``.
+    """
+
+    key: VersionKey
+    rank: TrainerRank
+    slot: int
+
+
+NodeEffect = (
+    TellHook
+    | TellLeader
+    | AnswerSuperseded
+    | PlanEpoch
+    | AdoptEpoch
+    | StartFetch
+    | StopFetch
+    | EndServing
+    | JournalNode
+)
 
 
 # ------------------------------------------------------------ events of the leader's machine

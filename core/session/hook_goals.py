@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from weightd.core.session.events import EndServing
 from weightd.core.session.faults import NoLeader, Undecided
 from weightd.core.session.view import rank_name
 from weightd.core.units import NO_EPOCH, NO_KEY, NO_OP, NO_TERM, RolloutRank, TrainerRank
@@ -15,6 +16,7 @@ from weightd.core.wire.messages import EngineOrder, Order, PublisherGoal, Receiv
 if TYPE_CHECKING:
     from weightd.core.errors import WireError
     from weightd.core.session.attached import Hook
+    from weightd.core.session.events import ReadersChanged
     from weightd.core.session.node_parts import NodeParts
     from weightd.core.units import VersionKey
     from weightd.core.wire.messages import EpochSpec, Goal
@@ -50,7 +52,7 @@ class HookGoals:
         self._landing = parts.landing
         self._plans = parts.plans
         self._records = parts.records
-        self.readers: dict[VersionKey, int] = {}
+        self.readers: dict[VersionKey, ReadersChanged] = {}
 
     # ------------------------------------------------------------ publishers
 
@@ -76,18 +78,32 @@ class HookGoals:
         )
 
     def _releases(self, hook: Hook, goal: Goal) -> tuple[SlotRelease, ...]:
-        """Return the slots that the leader gave free, once this node's own readers have ended."""
+        """Return the slots that the leader gave free, or that moved, once this node's own readers have ended."""
         held = {(s.slot, s.key) for s in hook.publisher.slots}
         busy = self.busy()
-        return tuple(
+        given = [
             SlotRelease(r.slot, r.key)
             for r in goal.release
             if r.rank == hook.who and (r.slot, r.key) in held and r.key not in busy
-        )
+        ]
+        moved = [s for rank, s in self._attached.moved() if rank == hook.who and not self._slot_is_read(rank, s)]
+        return tuple(dict.fromkeys((*given, *moved)))
+
+    def _slot_is_read(self, rank: TrainerRank, slot: SlotRelease) -> bool:
+        served = self.readers.get(slot.key)
+        return self._attached.slot_is_read(rank, slot) or (served is not None and (rank, slot.slot) in served.slots)
+
+    def end_serving(self) -> list[EndServing]:
+        """Return what other nodes read from slots whose bytes have moved: they shall ask again."""
+        return [
+            EndServing(slot.key, rank, slot.slot)
+            for rank, slot in self._attached.moved()
+            if (served := self.readers.get(slot.key)) is not None and (rank, slot.slot) in served.slots
+        ]
 
     def busy(self) -> set[VersionKey]:
         """Return the versions that somebody may still read from this node's memory."""
-        return {k for k, n in self.readers.items() if n > 0} | self._attached.reading()
+        return {k for k, served in self.readers.items() if served.readers > 0} | self._attached.reading()
 
     # ------------------------------------------------------------ receivers
 

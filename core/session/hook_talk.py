@@ -115,4 +115,4 @@ def _note_what_it_may_do(hook: Hook, body: PublisherGoal | ReceiverGoal) -> None
     elif body.order == "write":
         said = hook.receiver
         if (said.op, said.state, said.key) != (body.op, "applied", body.key):
-            hook.reads, hook.reads_op = body.key, body.op
+            hook.told_to_read(body)

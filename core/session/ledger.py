@@ -124,12 +124,15 @@ class Ledger:
         return tuple(VersionFailed(k, e) for k, e in sorted(self.failures.items()))
 
     def releases(self, view: View, in_hand: VersionKey) -> tuple[RankRelease, ...]:
-        """Return the slots that may be overwritten, exactly as the reports show them."""
+        """Return the slots that may be overwritten, exactly as the reports show them.
+
+        Those of a live rank are free with the decision: a step waits for them.  Nothing of them is retained.
+        """
         found: dict[RankRelease, None] = {}
         for _, report in sorted(view.reports().items()):
             for t in report.trainers:
                 for s in t.slots:
-                    if self._is_free(s.key, in_hand):
+                    if self._is_free(s.key, in_hand) or (t.live and self._is_decided(s.key)):
                         found[RankRelease(TrainerRank(t.rank), s.slot, s.key)] = None
         return tuple(found)
 
@@ -155,6 +158,9 @@ class Ledger:
                 return None  # of an earlier start, and decided long ago: it is only released
             return VersionAbandoned(key.version, term, self.next_version, self.serving)
         return VersionNotGrowing(rank_name(rank), key.version, self.serving, self.next_version)
+
+    def _is_decided(self, key: VersionKey) -> bool:
+        return key != NO_KEY and (key in self.failures or key.version <= self.serving)
 
     def _is_free(self, key: VersionKey, in_hand: VersionKey) -> bool:
         """Return whether bytes may go: decided, answered, and nobody's last committed version."""

@@ -11,6 +11,7 @@ Rules of this file.
 6. What it vouches for is journaled first: the term it follows, bytes that it holds, a commit before a hook hears of it.
 7. A slot is given free, and a half of the landing reused, only after its own readers have ended.
 8. A write is passed on only while every source of it is whole on this node.
+9. A slot whose bytes have moved to another one is given free without asking: readers go on from there.
 
 Whom it follows is in ``following``, its hooks in ``attached``, its bytes in ``landing``, its plans in ``node_plans``,
 its journal in ``node_records``, what hooks are told in ``hook_goals`` and when in ``hook_talk``.
@@ -120,7 +121,7 @@ class NodeMachine:
             case FetchEnded():
                 self._end_fetch(event, now)
             case ReadersChanged():
-                self._goals.readers[event.key] = event.readers
+                self._goals.readers[event.key] = event
             case NodeJournaled():
                 self._journaled(event, now)
             case _:
@@ -275,6 +276,7 @@ class NodeMachine:
             self._out += self.records.decisions(goal, now)
             self._fetch(goal)
             self._out += self._talk.tell(goal, self._no_leader(now), now, beat=beat, silence=self._silence(now))
+            self._out += self._goals.end_serving()
             self._tell_leader(beat=beat)
         else:
             self._refuse_leaderless(now)

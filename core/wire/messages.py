@@ -89,7 +89,11 @@ class Region(Part, frozen=True):
 
 
 class TrainerHello(Struct, frozen=True):
-    """A trainer rank greets its node's daemon.  ``roster`` comes from rank 0 alone."""
+    """A trainer rank greets its node's daemon.
+
+    ``roster`` comes from rank 0 alone.  ``live``: slot 0 is the memory of its parameters, so that no slot is kept
+    readable longer than its version is in hand.
+    """
 
     rank: TrainerRank
     world: Count
@@ -100,6 +104,7 @@ class TrainerHello(Struct, frozen=True):
     layout_nbytes: Count
     regions: tuple[Region, ...]
     roster: Roster | None = None
+    live: bool = False
 
 
 class EngineHello(Struct, frozen=True):
@@ -118,7 +123,8 @@ class EngineHello(Struct, frozen=True):
 class SlotState(Part, frozen=True):
     """What one slot of a trainer rank holds: bytes named by ``key``, or nothing (``NO_KEY``).
 
-    ``generation`` is the slot's counter in shared memory: odd while it is written.
+    ``generation`` is the slot's counter in shared memory: odd while it is written.  A key that two slots of a
+    live rank hold has *moved* to the later one: nobody begins to read the earlier one any more.
     """
 
     slot: Count
@@ -287,7 +293,7 @@ class TrainerEntry(Part, frozen=True):
     """One trainer rank, as its node sees it, with its slots.
 
     ``alive`` is False for a process that has ended while its slots hold bytes that may be needed: the daemon
-    holds their descriptors, and memory outlives the process that made it.
+    holds their descriptors, and memory outlives the process that made it.  ``live`` is that of its hello.
     """
 
     rank: TrainerRank
@@ -302,6 +308,7 @@ class TrainerEntry(Part, frozen=True):
     roster: Roster | None = None
     closing: bool = False
     alive: bool = True
+    live: bool = False
 
 
 class ReceiverEntry(Part, frozen=True):

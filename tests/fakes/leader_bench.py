@@ -86,6 +86,7 @@ class FakeRank:
     report: ReceiverReport = field(default_factory=lambda: ReceiverReport("unready"))
     alive: bool = True
     roster: Roster | None = None
+    live: bool = False
 
 
 @dataclass
@@ -220,6 +221,7 @@ class LeaderBench:
                 r.ready,
                 r.roster,
                 alive=r.alive,
+                live=r.live,
             )
             for w, r in self.ranks.items()
             if not isinstance(w, RolloutRank) and r.node == node

@@ -112,15 +112,16 @@ class NodeBench:
         self.effects += out
         return out
 
-    def attach(self) -> NodeBench:
+    def attach(self, *, live: bool = False) -> NodeBench:
         """Let both hooks of this node come."""
-        self.greet_trainer()
+        self.greet_trainer(live=live)
         self.greet_engine()
         return self
 
-    def greet_trainer(self, session: int = TRAINER, boot: Boot = T1_BOOT, rank: int = 1) -> None:
+    def greet_trainer(self, session: int = TRAINER, boot: Boot = T1_BOOT, rank: int = 1, *, live: bool = False) -> None:
         """Let a trainer rank come."""
-        hello = TrainerHello(TrainerRank(rank), 2, 1001, 5, f"slot-{rank}", f"layout-{rank}", 9, (Region(0, 0, 99),))
+        regions = (Region(0, 0, 99),)
+        hello = TrainerHello(TrainerRank(rank), 2, 1001, 5, f"slot-{rank}", f"layout-{rank}", 9, regions, live=live)
         self.handle(ev.HookGreeted(session, hello, boot))
         self.handle(ev.HookReady(session))
 
@@ -155,9 +156,9 @@ class NodeBench:
         plans = (("E0", 1, RANK_PLAN, 77, 100),)
         return self.handle(ev.EpochPlanned(Epoch(number), "node-plan", 64, 50, plans, error))
 
-    def ready(self) -> NodeBench:
+    def ready(self, *, live: bool = False) -> NodeBench:
         """Attach both hooks and adopt epoch 1."""
-        self.attach()
+        self.attach(live=live)
         self.goal("attaching", next_epoch=epoch())
         self.plan()
         self.goal("idle", epoch=epoch(), next_epoch=None)

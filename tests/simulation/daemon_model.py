@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -10,7 +11,18 @@ import msgspec
 from tests.simulation.memory import Memory
 from weightd.core.session import events as ev
 from weightd.core.session.records import replay
-from weightd.core.units import Boot, EngineId, EngineRank, NodeId, Op, RolloutRank, RunName, TrainerRank, VersionKey
+from weightd.core.units import (
+    NO_KEY,
+    Boot,
+    EngineId,
+    EngineRank,
+    NodeId,
+    Op,
+    RolloutRank,
+    RunName,
+    TrainerRank,
+    VersionKey,
+)
 from weightd.core.wire.messages import (
     CommitNote,
     EngineHello,
@@ -53,13 +65,27 @@ class HookModel(Protocol):
         """The daemon says something."""
 
 
-@dataclass
+@dataclass(eq=False)
 class FetchJob:
     """One fetch into the landing."""
 
+    reader: DaemonModel
     effect: ev.StartFetch
     spec: EpochSpec
     stopped: bool = False
+    sources: list[Served] = field(default_factory=list)
+    attempt: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A slot of another node's trainer rank that is read."""
+
+    daemon: DaemonModel
+    rank: TrainerRank
+    slot: int
+    memory: Memory
+    generation: int
 
 
 @dataclass
@@ -79,7 +105,7 @@ class DaemonModel:
     hooks: dict[int, HookModel] = field(default_factory=dict)
     _specs: dict[int, EpochSpec] = field(default_factory=dict)
     _fetch: FetchJob | None = None
-    _serving: dict[VersionKey, int] = field(default_factory=dict)
+    _serving: list[tuple[VersionKey, TrainerRank, int, FetchJob]] = field(default_factory=list)
     _inbox: list[Callable[[], None]] = field(default_factory=list)
     _seq: int = 0
     _wake_token: int = 0
@@ -226,6 +252,8 @@ class DaemonModel:
                 self._start_fetch(effect)
             case ev.StopFetch(key, op):
                 self._stop_fetch(key, op)
+            case ev.EndServing(key, rank, slot):
+                self._end_serving(key, rank, slot)
             case ev.JournalNode(token, record):
                 self._append(self.node_journal, record, lambda e: self.to_node(ev.NodeJournaled(token, e)))
             case ev.JournalLeader(token, record):
@@ -291,9 +319,11 @@ class DaemonModel:
 
     def _start_fetch(self, effect: ev.StartFetch) -> None:
         memory = self.halves[effect.half]
+        if memory.claimed == effect.key:
+            memory.claimed = NO_KEY  # laid out for an epoch that is over: nobody vouches for it any more
         self.world.overwrites(memory, f"landing of {self.node}")
         memory.begin()
-        job = FetchJob(effect, self._specs[effect.epoch])
+        job = FetchJob(self, effect, self._specs[effect.epoch])
         self._fetch = job
         self.world.clock.after(self.world.clock.between(0.05, 0.4), lambda: self.deliver(lambda: self._fetch_on(job)))
 
@@ -307,38 +337,55 @@ class DaemonModel:
             return
         sources = self._remote_sources(job)
         if sources is None:
-            again = self.world.clock.between(0.3, 0.8)
-            self.world.clock.after(again, lambda: self.deliver(lambda: self._fetch_on(job)))
+            self._try_again(job)
             return
         key = job.effect.key
-        for daemon, _ in sources:
-            daemon.serve(key, 1)
-        seen = [(memory, memory.generation) for _, memory in sources]
-        for memory, _ in seen:
-            memory.readers += 1
+        job.sources, job.attempt = sources, job.attempt + 1
+        for s in sources:
+            s.daemon.serve(key, s, job)
+            s.memory.readers += 1
         progress = ev.FetchAdvanced(key, job.effect.op, self._fetch_nbytes(job.spec) // 2)
         self.to_node(progress)
-        self.world.clock.after(self.world.clock.between(0.1, 0.6), lambda: self._fetched(job, sources, seen))
+        attempt = job.attempt
+        long = self.world.clock.chance(self.world.chaos.linger)
+        takes_s = self.world.clock.between(2.0, 8.0) if long else self.world.clock.between(0.1, 0.6)
+        self.world.clock.after(takes_s, lambda: self._fetched(job, attempt))
 
-    def _fetched(
-        self, job: FetchJob, sources: list[tuple[DaemonModel, Memory]], seen: list[tuple[Memory, int]]
-    ) -> None:
+    def _try_again(self, job: FetchJob) -> None:
+        again = self.world.clock.between(0.3, 0.8)
+        self.world.clock.after(again, lambda: self.deliver(lambda: self._fetch_on(job)))
+
+    def hang_up(self, job: FetchJob) -> list[Served]:
+        """The streams of a fetch end."""
+        sources, job.sources = job.sources, []
+        for s in sources:
+            s.memory.readers -= 1
+            s.daemon.serve(job.effect.key, s, None)
+        return sources
+
+    def cut_off(self, job: FetchJob) -> None:
+        """A sender ended a fetch's streams; it asks again."""
+        if job.sources:
+            job.attempt += 1
+            self.hang_up(job)
+            self._try_again(job)
+
+    def _fetched(self, job: FetchJob, attempt: int) -> None:
+        if job.attempt != attempt:
+            return
+        sources = self.hang_up(job)
         key = job.effect.key
-        for daemon, _ in sources:
-            daemon.serve(key, -1)
-        for memory, _ in seen:
-            memory.readers -= 1
         if job.stopped:
             return
-        if not all(memory.shows(key, generation) for memory, generation in seen):
+        if not all(s.memory.shows(key, s.generation) for s in sources):
             self.deliver(lambda: self._fetch_on(job))
             return
         half = self.halves[job.effect.half]
         half.end(key)
         self.to_node(ev.FetchEnded(key, job.effect.op, half.generation))
 
-    def _remote_sources(self, job: FetchJob) -> list[tuple[DaemonModel, Memory]] | None:
-        found: list[tuple[DaemonModel, Memory]] = []
+    def _remote_sources(self, job: FetchJob) -> list[Served] | None:
+        found: list[Served] = []
         for place in job.spec.trainers:
             if place.node == self.node or not self._fetch_nbytes(job.spec):
                 continue
@@ -346,13 +393,25 @@ class DaemonModel:
             slot = daemon.machine.readable(job.effect.key).get(place.rank)
             if daemon.frozen or slot is None:
                 return None
-            found.append((daemon, daemon.slots[int(place.rank), place.boot, slot.slot]))
+            memory = daemon.slots[int(place.rank), place.boot, slot.slot]
+            found.append(Served(daemon, place.rank, slot.slot, memory, slot.generation))
         return found
 
-    def serve(self, key: VersionKey, more: int) -> None:
-        """Another node begins or ends to read from this one's slots."""
-        self._serving[key] = self._serving.get(key, 0) + more
-        self.to_node(ev.ReadersChanged(key, self._serving[key]))
+    def serve(self, key: VersionKey, source: Served, job: FetchJob | None) -> None:
+        """Another node begins to read from one of this one's slots (``job``), or ends."""
+        if job is not None:
+            self._serving.append((key, source.rank, source.slot, job))
+        else:
+            mine = (key, source.rank, source.slot)
+            self._serving.remove(next(s for s in self._serving if s[:3] == mine))
+        reading = [s for s in self._serving if s[0] == key]
+        self.to_node(ev.ReadersChanged(key, len(reading), frozenset((s[1], s[2]) for s in reading)))
+
+    def _end_serving(self, key: VersionKey, rank: TrainerRank, slot: int) -> None:
+        for *named, job in list(self._serving):
+            if named == [key, rank, slot]:
+                after_s = self.world.clock.between(0.01, 0.2)
+                self.world.clock.after(after_s, partial(job.reader.cut_off, job))
 
 
 def node_digest(spec: EpochSpec, node: NodeId) -> str:

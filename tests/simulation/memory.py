@@ -14,16 +14,21 @@ class Memory:
         generation: Odd while it is written.
         readers: Who reads it now.
         claimed: What somebody was told that it holds; bytes that nobody was told of may change.
+        retained: Whether what it holds is kept until a newer version is committed; live memory is not.
+        moved: Whether another slot holds the same bytes, for whoever begins to read.
     """
 
     content: VersionKey | None = NO_KEY
     generation: int = 0
     readers: int = 0
     claimed: VersionKey = NO_KEY
+    retained: bool = True
+    moved: bool = False
 
     def begin(self) -> None:
         """Start to overwrite it."""
         self.content, self.claimed, self.generation = None, NO_KEY, self.generation + 1
+        self.moved = False
 
     def end(self, key: VersionKey) -> None:
         """It holds ``key`` whole."""

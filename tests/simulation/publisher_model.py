@@ -1,4 +1,7 @@
-"""A trainer rank of a simulation: two slots, and what the hook knows of versions."""
+"""A trainer rank of a simulation: two slots, and what the hook knows of versions.
+
+A live one steps in slot 0 once that is released; if it waits for too long, it copies what it published to slot 1 first.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,7 @@ class PublisherModel:
     made: list[VersionKey] = field(default_factory=list)
     _seq: int = 0
     _busy: bool = False
+    _waits_since: float | None = None
 
     def hello(self) -> TrainerHello:
         """What it says when it comes."""
@@ -57,7 +61,13 @@ class PublisherModel:
             100,
             tuple(Region(i, 0, 100) for i in range(SLOTS)),
             self.world.scene.roster if self.rank == 0 else None,
+            self.live,
         )
+
+    @property
+    def live(self) -> bool:
+        """Whether slot 0 is the memory of its parameters."""
+        return self.rank in self.world.scene.live
 
     # ------------------------------------------------------------ life
 
@@ -65,10 +75,10 @@ class PublisherModel:
         """Start a process."""
         self.boot, self.alive, self.session = self.world.new_boot(), True, self.world.new_session()
         self.ledger = Ledger(self.rank)
-        self.memory = [Memory() for _ in range(SLOTS)]
+        self.memory = [Memory(retained=not self.live) for _ in range(SLOTS)]
         self.keys = [NO_KEY] * SLOTS
         self.step, self.made = len(self.world.steps), []
-        self._seq, self._busy, self.greeted = 0, False, True
+        self._seq, self._busy, self.greeted, self._waits_since = 0, False, True, None
         daemon = self.world.daemons[self.world.scene.node_of(self.rank)]
         for i, memory in enumerate(self.memory):
             daemon.slots[int(self.rank), self.boot, i] = memory
@@ -127,14 +137,43 @@ class PublisherModel:
         if not self.alive or self.boot != boot:
             return
         goal = self.ledger.goal
-        ready = goal.epoch and goal.paused is None and not self._busy and NO_KEY in self.keys
+        ready = goal.epoch and goal.paused is None and not self._busy
         if ready and self._may_step():
-            self._publish()
+            if NO_KEY in (self.keys[:1] if self.live else self.keys):
+                self._waits_since = None
+                self._publish()
+            elif self.live:
+                self._wait_or_move()
         self.world.clock.after(self.world.clock.between(0.3, 1.5), lambda: self._train(boot))
 
     def _may_step(self) -> bool:
         """Trainer ranks meet in collectives: none is more than a step ahead of one that lives."""
         return all(self.step <= p.step for p in self.world.publishers if p.alive)
+
+    def _wait_or_move(self) -> None:
+        """Copy the live slot, once a step has waited for too long."""
+        now = self.world.clock.now
+        self._waits_since = now if self._waits_since is None else self._waits_since
+        waited = now - self._waits_since >= self.world.scene.limits.step_wait_s
+        if not waited or self.keys[1] != NO_KEY:
+            return
+        self.world.overwrites(self.memory[1], f"the copy of trainer {self.rank}")
+        self.memory[1].begin()
+        self._busy = True
+        boot, key = self.boot, self.keys[0]
+        self.world.clock.after(self.world.clock.between(0.05, 0.3), lambda: self._moved(boot, key))
+
+    def _moved(self, boot: Boot, key: VersionKey) -> None:
+        if not self.alive or self.boot != boot:
+            return
+        self._busy = False
+        self.memory[1].end(key)
+        if self.keys[0] != key:
+            return  # released meanwhile
+        self.memory[1].claimed = self.keys[1] = key
+        self.memory[0].moved = True
+        self.world.moves += 1
+        self.report()
 
     def _publish(self) -> None:
         if self.step == len(self.world.steps):

@@ -18,6 +18,7 @@ QUICK = Deadlines(
     apply_stall_s=6.0,
     commit_ack_s=6.0,
     restart_s=5.0,
+    step_wait_s=3.0,
     heartbeat_s=1.0,
     heartbeat_timeout_s=3.0,
 )
@@ -60,12 +61,14 @@ class Scene:
         trainers: Node of trainer rank r at position r.
         engines: Engine to the node of its rank k at position k.
         required: Engines without which the run pauses.
+        live: Trainer ranks whose parameters are the memory that is read.
     """
 
     nodes: tuple[str, ...] = ("a", "b", "c")
     trainers: tuple[str, ...] = ("a", "a", "b")
     engines: dict[str, tuple[str, ...]] = field(default_factory=lambda: {"E0": ("b", "c"), "E1": ("c",), "E2": ("b",)})
     required: frozenset[str] = frozenset()
+    live: frozenset[int] = frozenset()
     limits: Deadlines = QUICK
 
     @property

@@ -1,6 +1,7 @@
 """Random schedules on the real machines: no rule is ever broken, and every run goes on once faults stop."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,12 @@ SCENES = (
 )
 """Worlds of different shapes; in one the leader's node has no engine, in one everything is on one node."""
 
+LIVE_SCENES = tuple(
+    replace(scene, live=frozenset(range(len(scene.trainers)) if at % 2 else [len(scene.trainers) - 1]))
+    for at, scene in enumerate(SCENES)
+)
+"""The same with live trainer ranks: only the last one, or all of them."""
+
 DAYS = (
     BAD_DAY,
     Chaos(loss=0.15, double=0.1, slow=0.1, refuse=0.03, linger=0.05, skip_receive=0.03, fault_every_s=5.0),
@@ -34,9 +41,9 @@ DAYS = (
 """What can go wrong: a bit of all, much of all, slow engines, only the network, only the processes."""
 
 
-def world_of(seed: int) -> World:
+def world_of(seed: int, scenes: tuple[Scene, ...] = SCENES) -> World:
     """Return the schedule of a seed."""
-    return World(seed, SCENES[seed % len(SCENES)], DAYS[seed % len(DAYS)])
+    return World(seed, scenes[seed % len(scenes)], DAYS[seed % len(DAYS)])
 
 
 def goes_on(world: World) -> bool:
@@ -57,6 +64,31 @@ def test_no_rule_is_broken_and_every_run_goes_on(first: int) -> None:
         world.run_until(FAULTS_S)
         assert goes_on(world), f"seed {seed} is stuck: {world.standing()}"
         assert world.unanswered() == [], f"seed {seed}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(0, SCHEDULES, CHUNK))
+def test_with_live_trainers_no_rule_is_broken_and_every_run_goes_on(first: int) -> None:
+    moves = 0
+    for seed in range(first, first + CHUNK):
+        world = world_of(seed, LIVE_SCENES)
+        world.start()
+        world.run_until(FAULTS_S)
+        assert goes_on(world), f"seed {seed} is stuck: {world.standing()}"
+        assert world.unanswered() == [], f"seed {seed}"
+        assert world.stale_copies == 0, f"seed {seed}: a step began under a reader"
+        moves += world.moves
+
+    assert moves > 0
+
+
+def test_on_a_quiet_day_live_trainers_copy_nothing() -> None:
+    world = World(1, LIVE_SCENES[1], QUIET_DAY)
+    world.start()
+    world.run_until(40.0)
+
+    assert len(world.commits) >= 8
+    assert (world.moves, world.stale_copies) == (0, 0)
 
 
 def test_a_quiet_day_commits_every_version_for_every_engine() -> None:

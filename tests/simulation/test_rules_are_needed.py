@@ -17,7 +17,7 @@ from weightd.core.session.ledger import Ledger
 from weightd.core.session.node import NodeMachine
 from weightd.core.session.records import JournalState
 from weightd.core.session.turns import EngineTurn, Phase
-from weightd.core.units import VersionKey
+from weightd.core.units import TrainerRank, VersionKey
 from weightd.core.wire.messages import SlotRelease
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SEEDS = range(40)
 STORM = Chaos(loss=0.1, double=0.2, slow=0.15, refuse=0.03, linger=0.05, skip_receive=0.03, fault_every_s=5.0)
 DEAF = Chaos(loss=0.3)
+LINGERING = Chaos(linger=0.3, skip_receive=0.05)
+LIVE = Scene(live=frozenset({0, 1, 2}))
 
 
 def first_fault(
@@ -38,10 +40,11 @@ def first_fault(
     node_class: type[NodeMachine] = NodeMachine,
     leader_class: type[LeaderMachine] = LeaderMachine,
     seeds: Iterable[int] = SEEDS,
+    scene: Scene | None = None,
 ) -> str:
     """Return what the first broken schedule says; empty if none breaks."""
     for seed in seeds:
-        world = World(seed, Scene(), chaos, node_class, leader_class)
+        world = World(seed, scene or Scene(), chaos, node_class, leader_class)
         try:
             world.start()
             world.run_until(30.0)
@@ -117,6 +120,22 @@ class BySlotNode(NodeMachine):
     hook_goals_class: ClassVar[type[HookGoals]] = BySlot
 
 
+# ------------------------------------------------------------ readers of a slot that moved
+
+
+class Moving(HookGoals):
+    """Gives a slot free as soon as its bytes are in another one, whoever still reads it."""
+
+    def _slot_is_read(self, rank: TrainerRank, slot: SlotRelease) -> bool:
+        return False
+
+
+class MovingNode(NodeMachine):
+    """Uses it."""
+
+    hook_goals_class: ClassVar[type[HookGoals]] = Moving
+
+
 # ------------------------------------------------------------ resend
 
 
@@ -174,6 +193,11 @@ def test_released_with_the_commit_bytes_change_that_are_not_yet_replaced_everywh
 
 def test_released_by_its_slot_alone_a_version_in_hand_is_overwritten() -> None:
     assert "J4: " in first_fault(STORM, node_class=BySlotNode)
+
+
+def test_a_slot_that_moved_is_not_stepped_in_while_somebody_reads_it() -> None:
+    assert first_fault(LINGERING, scene=LIVE, seeds=range(6)) == ""
+    assert "J4: " in first_fault(LINGERING, node_class=MovingNode, scene=LIVE)
 
 
 def test_without_resends_a_lost_message_is_the_end_of_the_run() -> None:

@@ -88,6 +88,7 @@ class World:
         self.notes: list[tuple[float, Note]] = []
         self.refusals: list[tuple[str, str]] = []
         self.stale_copies = 0
+        self.moves = 0
         self._boots = 0
         self._sessions = 0
         self._order: dict[tuple[NodeId, int], float] = {}
@@ -203,6 +204,10 @@ class World:
         committed = self.commits[-1].key if self.commits else NO_KEY
         in_hand = NO_KEY if s.stage in ("attaching", "idle", "paused", "failed", "committed") else s.key
         previous = NO_KEY if s.ledger.settled else s.ledger.previous
+        if not memory.retained:
+            committed = previous = NO_KEY
+        if memory.moved:
+            in_hand = NO_KEY
         fault = lease_fault(memory.claimed, committed, in_hand, previous)
         if fault is not None:
             self.broken(f"{fault} ({what})")

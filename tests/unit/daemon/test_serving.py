@@ -149,6 +149,29 @@ async def test_a_ticket_in_use_is_not_expired(node: Node) -> None:
     assert ticket.ticket in node.server.grants
 
 
+async def test_tickets_of_a_slot_that_moved_are_void_and_the_next_one_reads_the_other(node: Node) -> None:
+    await planned(node.planning, spec())
+    node.trainer(11)
+    unused = await node.serving.ticket(A, WANTED)
+    in_use = await node.serving.ticket(A, WANTED)
+    streams = node.server.grants[in_use.ticket].on_readers
+    streams(2)
+    node.slots[TrainerRank(1)] = SlotState(1, KEY, 2, "t1")
+    await node.readers()
+    node.serving.end(KEY, TrainerRank(1), 0)
+
+    assert node.server.grants == {}
+    assert await node.readers() == [2]
+
+    after = await node.serving.ticket(A, WANTED)
+    node.serving.end(KEY, TrainerRank(1), 0)
+    streams(0)
+
+    assert list(node.server.grants) == [after.ticket]
+    assert await node.readers() == [3, 1]
+    assert unused.error is None
+
+
 async def test_what_is_not_here_is_refused(node: Node) -> None:
     missing = await node.serving.ticket(A, WANTED)
     await planned(node.planning, spec())

@@ -1,6 +1,6 @@
 """The leader's machine on the normal path, effect by effect, and who leads at all."""
 
-from tests.fakes.leader_bench import A, B, LeaderBench, codes, key, rank
+from tests.fakes.leader_bench import LIMITS, A, B, LeaderBench, codes, key, rank
 from weightd.core.roster.topology import EngineDecl, Roster
 from weightd.core.session import events as ev
 from weightd.core.session.faults import JournalFailed
@@ -106,6 +106,28 @@ def test_attach_proves_plans_and_adopts_one_epoch() -> None:
     assert [0, 1] == [p.rank for p in bench.epoch().trainers]
     assert ["E0[0]", "E0[1]", "E1[0]"] == [f"{p.engine}[{p.k}]" for p in bench.epoch().receivers]
     assert bench.told().next_epoch is None
+
+
+def test_a_live_slot_is_free_with_the_decision_and_others_as_ever() -> None:
+    bench = LeaderBench().ready()
+    bench.ranks[TrainerRank(1)].live = True
+    bench.prepare(1).apply("E0")
+    assert () == bench.told().release
+
+    bench.apply("E1")
+
+    assert "committed" == bench.stage
+    assert [(1, 1, key(1))] == [(int(r.rank), r.slot, r.key) for r in bench.told().release]
+    assert (key(1),) == bench.told().retained
+
+
+def test_a_live_slot_is_free_once_its_version_has_failed() -> None:
+    bench = LeaderBench().ready()
+    bench.ranks[TrainerRank(1)].live = True
+    bench.collect(1)
+    bench.pass_time(LIMITS.fetch_stall_s + 1)
+
+    assert [(1, 1, key(1))] == [(int(r.rank), r.slot, r.key) for r in bench.told().release][-1:]
 
 
 def test_a_version_from_publish_to_release() -> None:

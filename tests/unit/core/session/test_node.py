@@ -18,7 +18,7 @@ from tests.fakes.node_bench import (
 from weightd.core.session import events as ev
 from weightd.core.session.faults import JournalFailed
 from weightd.core.session.records import NodeJournalState
-from weightd.core.units import NO_EPOCH, NO_KEY, NO_TERM, Boot, Epoch, Op, Term, TrainerRank, Version
+from weightd.core.units import NO_EPOCH, NO_KEY, NO_TERM, Boot, Epoch, Op, Term, TrainerRank, Version, VersionKey
 from weightd.core.wire.messages import (
     CommitNote,
     EngineHello,
@@ -26,7 +26,9 @@ from weightd.core.wire.messages import (
     PublisherReport,
     RanksRefused,
     ReceiverReport,
+    ReceiverState,
     Recovered,
+    SlotRelease,
     SlotState,
     SourceSlot,
     TrainerHello,
@@ -502,6 +504,97 @@ def test_a_slot_that_was_given_free_is_not_readable_any_more() -> None:
     bench.goal("idle", release=(release(key(1), 0),))
 
     assert {} == bench.machine.readable(key(1))
+
+
+# ------------------------------------------------------------ live memory
+
+
+def moved(bench: NodeBench, name: VersionKey) -> list[ev.NodeEffect]:
+    """Let the live trainer rank show a copy of what its first slot holds."""
+    return bench.publish(name, name)
+
+
+def writing(state: ReceiverState, name: VersionKey, op: int) -> ReceiverReport:
+    """Return the state of the engine rank."""
+    return ReceiverReport(state, name, op=Op(op), plan_digest=RANK_PLAN)
+
+
+def test_bytes_that_moved_are_read_from_the_later_slot_and_the_earlier_one_is_free_at_once() -> None:
+    bench = NodeBench().ready(live=True)
+    bench.publish(key(1))
+    bench.goal("fetching", key(1), 3, retained=(key(1),))
+    assert () == bench.told_publisher().release
+
+    moved(bench, key(1))
+
+    assert (SlotRelease(0, key(1)),) == bench.told_publisher().release
+    assert {TrainerRank(1): SlotState(1, key(1), 4, "layout-1")} == bench.machine.readable(key(1))
+
+
+def test_two_slots_of_a_rank_that_is_not_live_are_never_free_by_themselves() -> None:
+    bench = NodeBench().ready()
+    bench.publish(key(1), key(1))
+    bench.goal("fetching", key(1), 3, retained=(key(1),))
+
+    assert () == bench.told_publisher().release
+
+
+def test_a_slot_that_moved_is_held_while_a_rank_that_was_told_it_may_read() -> None:
+    bench = NodeBench().ready(live=True)
+    bench.publish(key(1))
+    bench.fetch(key(1), 3)
+    bench.engine(writing("paused", key(1), 4))
+    bench.goal("applying", key(1), 4, engines=order("write", key(1), 4))
+    assert SourceSlot(1, 0, 2) in bench.told_receiver().sources
+
+    moved(bench, key(1))
+    bench.engine(writing("applying", key(1), 4))
+
+    assert SourceSlot(1, 1, 4) in bench.told_receiver().sources
+    assert () == bench.told_publisher().release
+
+    bench.engine(writing("applied", key(1), 4))
+
+    assert (SlotRelease(0, key(1)),) == bench.told_publisher().release
+
+
+def test_a_rank_that_reads_the_copy_does_not_hold_the_slot_that_moved() -> None:
+    bench = NodeBench().ready(live=True)
+    bench.publish(key(1))
+    bench.fetch(key(1), 3)
+    moved(bench, key(1))
+    bench.engine(writing("paused", key(1), 4))
+    bench.goal("applying", key(1), 4, engines=order("write", key(1), 4))
+
+    assert SourceSlot(1, 1, 4) in bench.told_receiver().sources
+    assert (SlotRelease(0, key(1)),) == bench.told_publisher().release
+
+
+def test_a_rank_that_says_that_it_applies_holds_the_slot_although_nobody_here_told_it() -> None:
+    """The daemon was started anew in mid-copy."""
+    bench = NodeBench().ready(live=True)
+    bench.publish(key(1))
+    bench.engine(writing("applying", key(1), 4))
+    moved(bench, key(1))
+    bench.goal("idle", committed=CommitNote(key(1), ()), release=(release(key(1), 0), release(key(1), 1)))
+
+    assert () == bench.told_publisher().release
+
+
+def test_who_fetches_from_a_slot_that_moved_is_cut_off_and_holds_it_until_then() -> None:
+    bench = NodeBench().ready(live=True)
+    bench.publish(key(1))
+    bench.goal("fetching", key(1), 3, retained=(key(1),))
+    here = frozenset({(TrainerRank(1), 0)})
+    bench.handle(ev.ReadersChanged(key(1), 2, here))
+
+    assert [ev.EndServing(key(1), TrainerRank(1), 0)] == of(moved(bench, key(1)), ev.EndServing)
+    assert () == bench.told_publisher().release
+
+    after = bench.handle(ev.ReadersChanged(key(1), 1, frozenset({(TrainerRank(1), 1)})))
+
+    assert [] == of(after, ev.EndServing)
+    assert (SlotRelease(0, key(1)),) == bench.told_publisher().release
 
 
 def test_only_the_version_in_hand_and_retained_ones_are_readable() -> None:
