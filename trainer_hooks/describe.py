@@ -15,7 +15,9 @@ from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.checks import BASE_ALIGN
 from weightd.core.layout.columns import Layout, Unused
 from weightd.core.layout.faults import BadEntry
+from weightd.link.copies import Bytes
 from weightd.trainer_hooks.shards import Holdings, Part, Shard, Stray, dtype_name, no_stray
+from weightd.trainer_hooks.ties import tie_check
 
 Casts = torch.dtype | Mapping[str, torch.dtype] | None
 """Element type that is published: one for all floating tensors, or by name; None publishes what is held."""
@@ -56,6 +58,7 @@ class Described:
         payload_nbytes: Bytes of one slot.
         stray: Looks whether the shards still are the model's.
         prepare: Runs before every publish, in order.
+        verify: Look at the payload of a slot that was written, in order, and raise where it may not be published.
     """
 
     layout: Layout
@@ -63,6 +66,7 @@ class Described:
     payload_nbytes: int
     stray: Callable[[], Stray | None] = no_stray
     prepare: tuple[Callable[[], None], ...] = ()
+    verify: tuple[Callable[[Bytes], None], ...] = ()
 
 
 def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedSpec], whose: str) -> Described:
@@ -103,7 +107,9 @@ def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedS
     for entry in unused:
         _add_unused(builder, entry)
     payload = max((base + nbytes for base, nbytes in sections.values()), default=0)
-    return Described(builder.build(whose), tuple(places), payload, holdings.stray, holdings.prepare)
+    layout = builder.build(whose)
+    verify = tuple(tie_check(layout, *tie) for tie in holdings.ties)
+    return Described(layout, tuple(places), payload, holdings.stray, holdings.prepare, verify)
 
 
 def _published(shards: Sequence[Shard], casts: Casts) -> list[torch.dtype]:

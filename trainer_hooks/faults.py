@@ -7,6 +7,13 @@
     ├── PiecesDoNotAddUp       E_PIECES           a rule and a framework disagree about a shard
     ├── NamesCollide           E_NAMES            two tensors would have one name
     ├── HoldingsChanged        E_HOLDINGS         the model is not the one that was attached
+    ├── FrozenChanged          E_FROZEN           a tensor that was declared frozen was written
+    ├── TieBroken              E_TIE              two tensors that are declared one weight differ
+    ├── ReplicasDisagree       E_REPLICAS         two ranks hold different bytes of one box
+    ├── ExchangeFailed         E_EXCHANGE         trainer ranks did not show each other something in time
+    ├── NothingToPublish       E_NOTHING          a publish would bind no tensor
+    ├── LoraUndecided          E_LORA_CHOICE      a PEFT model, and nobody says what of it is published
+    ├── LoraUnsupported        E_LORA             a module of PEFT that cannot be published as asked
     ├── NotBetweenSteps        E_STEP             the trainer is in the middle of a step
     ├── WorldUnknown           E_WORLD            nobody says which trainer rank this is
     ├── NotAttached            E_NOT_ATTACHED     publish() or wait() before attach() or after close()
@@ -104,7 +111,8 @@ class NamesCollide(TrainerHookError):
     def story(self) -> Story:
         """Return the lines of the text."""
         return Story(
-            what=f"{len(self.raw)} tensors are called {self.name} once wrappers' prefixes are gone: {some(self.raw)}",
+            what=f"{len(self.raw)} tensors are called {self.name} once wrappers' prefixes are gone and renamed= is "
+            f"applied: {some(self.raw)}",
             effect=_NOTHING_SENT,
             next="pass the module that holds the model, or a mapping with the names of the checkpoint",
         )
@@ -155,6 +163,196 @@ class NotBetweenSteps(TrainerHookError):
             what=f"the trainer is in the middle of a step, {self.step} are finished: {self.found}",
             effect=f"{_NOTHING_SENT}, no parameter was read; engines keep what they serve",
             next=self.then,
+        )
+
+
+@dataclass(eq=False)
+class FrozenChanged(TrainerHookError):
+    """A tensor that was declared frozen is not the one that lies in the slots.
+
+    Attributes:
+        name: The tensor.
+        found: What happened to it.
+    """
+
+    code: ClassVar[str] = "E_FROZEN"
+    name: str
+    found: str
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.name} is declared frozen and {self.found} since it was copied",
+            effect=f"{_NOTHING_SENT}; engines keep what they serve",
+            next="leave it out of frozen, or do not write it",
+        )
+
+
+@dataclass(eq=False)
+class TieBroken(TrainerHookError):
+    """Two tensors that are declared to be one weight differ.
+
+    Attributes:
+        name: The further name.
+        canonical: The name that it is declared to be tied to.
+        found: Shape and element type of the one.
+        other: Those of the other.
+        differing: Elements that differ; 0 where shape or element type do.
+        compared: Elements of both that this rank holds.
+    """
+
+    code: ClassVar[str] = "E_TIE"
+    name: str
+    canonical: str
+    found: str
+    other: str
+    differing: int
+    compared: int
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        numbers = (
+            f"they are two tensors, and {self.differing} of {self.compared} elements differ on this rank"
+            if self.differing
+            else f"the one is {self.found}, the other {self.other}"
+        )
+        return Story(
+            what=f"{self.name} is declared to be tied to {self.canonical}: {numbers}",
+            which=f"{self.found} each" if self.differing else "",
+            effect=f"{_NOTHING_SENT}; neither of the two is picked",
+            next="tie them again in the model, or leave them out of ties and publish both",
+        )
+
+
+@dataclass(eq=False)
+class ReplicasDisagree(TrainerHookError):
+    """Two trainer ranks hold different bytes of what both would publish.
+
+    Attributes:
+        name: The tensor.
+        start: First index of the box, per dimension.
+        extent: Number of indices, per dimension.
+        ranks: Both trainer ranks.
+    """
+
+    code: ClassVar[str] = "E_REPLICAS"
+    name: str
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        both = " and ".join(str(rank) for rank in self.ranks)
+        return Story(
+            what=f"replicas disagree: {self.name}, box {list(self.extent)} from {list(self.start)}",
+            who=f"trainer ranks {both} hold different bytes",
+            effect=f"{_NOTHING_SENT} on any rank; engines keep what they serve",
+            next="find out which of them left the others: other batches, or a buffer that nobody broadcasts",
+        )
+
+
+@dataclass(eq=False)
+class ExchangeFailed(TrainerHookError):
+    """Trainer ranks were to show each other something before a publish, and did not.
+
+    Attributes:
+        setting: What needs the exchange.
+        rank: This trainer rank.
+        world: Number of trainer ranks.
+        waited_s: Seconds waited.
+        limit_s: The limit.
+        why: What torch says.
+    """
+
+    code: ClassVar[str] = "E_EXCHANGE"
+    setting: str
+    rank: int
+    world: int
+    waited_s: float
+    limit_s: float
+    why: str
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.setting}: the exchange among {self.world} trainer ranks failed after {self.waited_s:.1f} s "
+            f"(collect_s {self.limit_s:.1f}): {self.why}",
+            who=f"trainer rank {self.rank}",
+            effect=f"{_NOTHING_SENT}; the process group may be out of step",
+            next="look at the logs of the other trainer ranks, and start the trainer again: all ranks publish alike",
+        )
+
+
+@dataclass(eq=False)
+class NothingToPublish(TrainerHookError):
+    """What was asked for leaves no tensor to publish.
+
+    Attributes:
+        why: What leaves none.
+        held: What this rank holds.
+    """
+
+    code: ClassVar[str] = "E_NOTHING"
+    why: str
+    held: tuple[str, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"nothing would be published: {self.why}",
+            which=f"this rank holds {some(self.held)}" if self.held else "this rank holds nothing",
+            effect=f"{_NOTHING_SENT}; engines keep what they serve",
+            next="name what is to be published",
+        )
+
+
+@dataclass(eq=False)
+class LoraUndecided(TrainerHookError):
+    """A model with adapters, and nobody says what of it is published.
+
+    Attributes:
+        module: A module with an adapter.
+        count: How many there are.
+        choices: What ``lora=`` may be.
+    """
+
+    code: ClassVar[str] = "E_LORA_CHOICE"
+    module: str
+    count: int
+    choices: tuple[str, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.count} modules of PEFT are in this model, {self.module} the first, and lora= is not given",
+            effect=f"{_NOTHING_SENT}: base weights without their adapters would be an old policy",
+            next=f"choose lora= as one of {some(self.choices)}",
+        )
+
+
+@dataclass(eq=False)
+class LoraUnsupported(TrainerHookError):
+    """A module of PEFT that cannot be published as asked.
+
+    Attributes:
+        module: The module.
+        found: What it is.
+        supported: What would do.
+    """
+
+    code: ClassVar[str] = "E_LORA"
+    module: str
+    found: str
+    supported: tuple[str, ...]
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.module} cannot be published: {self.found}",
+            which=f"supported: {some(self.supported)}",
+            effect=_NOTHING_SENT,
+            next="use a supported form, or merge the adapter yourself and publish the model that is left",
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Required, Self, TypedDict, Unpack
@@ -30,8 +31,12 @@ from weightd.trainer_hooks.adapters.pick import holdings_of
 from weightd.trainer_hooks.attachment import TrainerAttachment
 from weightd.trainer_hooks.declared import ShardSpec, declared_holdings
 from weightd.trainer_hooks.describe import Casts, Described, UnusedSpec, describe_holdings
+from weightd.trainer_hooks.exchange import Exchange
+from weightd.trainer_hooks.facts import Facts, with_facts
 from weightd.trainer_hooks.faults import NotAttached
 from weightd.trainer_hooks.identity import Engines, declare_roster, identify
+from weightd.trainer_hooks.renaming import Renaming, renamed_holdings
+from weightd.trainer_hooks.replicas import Replicas
 from weightd.trainer_hooks.shards import Holdings
 
 Until = Literal["committed", "released"]
@@ -56,6 +61,9 @@ class PublisherOptions(TypedDict, total=False):
     dtype: Casts
     masters: bool
     unused: Iterable[UnusedSpec]
+    renamed: Renaming | None
+    facts: Facts | None
+    check_replicas: bool
     socket: str | os.PathLike[str] | None
     attach_s: float | None
     deadlines: Deadlines | None
@@ -86,6 +94,9 @@ class Publisher:
         dtype: Casts = None,
         masters: bool = False,
         unused: Iterable[UnusedSpec] = (),
+        renamed: Renaming | None = None,
+        facts: Facts | None = None,
+        check_replicas: bool = False,
         socket: str | os.PathLike[str] | None = None,
         attach_s: float | None = None,
         deadlines: Deadlines | None = None,
@@ -108,6 +119,11 @@ class Publisher:
             masters: Publish the fp32 masters of a DeepSpeed engine instead of what it computes with; ``dtype``
                 casts them.
             unused: What nobody takes: names, (name, (first row, last row + 1)), or ``Unused``.
+            renamed: Names of the checkpoint, where the model has others: prefixes by what they stand for, or
+                a function of one name.  ``dtype``, ``unused`` and ``facts`` use the new names.
+            facts: What no adapter can see: ties, true shapes, what is frozen, what is not published.
+            check_replicas: Compare, at every publish, what several trainer ranks hold equally; a collective over
+                ``torch.distributed``, within ``deadlines.collect_s``.
             socket: The daemon's control socket or its directory; by default ``WEIGHTD_SOCKET``, else
                 ``/run/weightd``.
             attach_s: Limit of ``attach`` in seconds; by default ``deadlines.attach_s``.
@@ -125,6 +141,9 @@ class Publisher:
         self._casts = dtype
         self._masters = masters
         self._unused = tuple(unused)
+        self._renamed = renamed
+        self._facts = facts
+        self._check_replicas = check_replicas
         self._socket = socket
         self._deadlines = deadlines or Deadlines()
         self._attach_s = self._deadlines.attach_s if attach_s is None else attach_s
@@ -175,7 +194,17 @@ class Publisher:
     def _described(self) -> Described:
         source = self._source
         holdings = source if isinstance(source, Holdings) else holdings_of(source, self._masters)
+        holdings = with_facts(renamed_holdings(holdings, self._renamed), self._facts)
         return describe_holdings(holdings, self._casts, self._unused, f"layout of trainer rank {self.rank}")
+
+    def _checked(self) -> Described:
+        """Return what is attached, with the checks that reach other ranks."""
+        described = self._described()
+        if not self._check_replicas:
+            return described
+        exchange = Exchange(self._identity, "check_replicas", self._deadlines.collect_s)
+        replicas = Replicas(described.layout, exchange)
+        return replace(described, verify=(*described.verify, replicas.check))
 
     # ------------------------------------------------------------ life
 
@@ -192,7 +221,7 @@ class Publisher:
             return self
         begun = time.monotonic()
         attachment = TrainerAttachment(
-            self.run, self._identity, self._described(), self._roster, self._slot, self._socket, self._deadlines
+            self.run, self._identity, self._checked(), self._roster, self._slot, self._socket, self._deadlines
         )
         try:
             attachment.open(begun + min(_DAEMON_S, self._attach_s))

@@ -50,6 +50,7 @@ class Shard:
         padding: Elements of the local tensor that belong to no logical tensor.
         render: Writes the published values into a tensor of ``local_shape`` and of the published element type,
             where they are not the local tensor's own; None copies it, and casts where the types differ.
+        frozen: It is declared never to change: it is copied into each slot once.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Shard:
     read: Callable[[], Tensor]
     padding: int = 0
     render: Callable[[Tensor], None] | None = None
+    frozen: bool = False
 
     @property
     def numel(self) -> int:
@@ -110,12 +112,14 @@ class Holdings:
         aliases: Pairs (name, canonical name) of tied tensors.
         stray: Looks whether the shards still are the model's.
         prepare: Runs before every publish, in order, and raises where there is nothing to publish now.
+        ties: Pairs of names that are declared to be one weight, and are two tensors here.
     """
 
     shards: tuple[Shard, ...]
     aliases: tuple[tuple[str, str], ...] = ()
     stray: Callable[[], Stray | None] = no_stray
     prepare: tuple[Callable[[], None], ...] = ()
+    ties: tuple[tuple[str, str], ...] = ()
 
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:

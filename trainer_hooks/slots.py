@@ -19,7 +19,7 @@ from weightd.core.wire.messages import Region, SlotRelease, SlotState
 from weightd.link.copies import Bytes, Pair, View, run_pairs
 from weightd.link.memory import Pool
 from weightd.trainer_hooks.describe import Described, Place
-from weightd.trainer_hooks.faults import HoldingsChanged
+from weightd.trainer_hooks.faults import FrozenChanged, HoldingsChanged
 
 SLOTS = 2
 """One of the version in hand and one of the last committed version (policy ``wait``)."""
@@ -29,6 +29,9 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _Rendered = tuple[Tensor, Callable[[Tensor], None]]
 """A place in a slot and what writes its values there."""
+
+_Work = tuple[list[Pair], list[_Rendered]]
+"""What is copied as it is, and what torch writes."""
 
 _Seen = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 """What a parameter was when its views were made: address, shape, strides, element type."""
@@ -49,6 +52,7 @@ class Slots:
         self._places = described.places
         self._stray = described.stray
         self._prepare = described.prepare
+        self._verify = described.verify
         self.pools: list[Pool] = []
         try:
             for slot in range(count):
@@ -60,8 +64,12 @@ class Slots:
         self._slot_views = [[_slot_view(pool.payload, place) for place in self._places] for pool in self.pools]
         self._reads = [place.shard.read for place in self._places]
         self._seen: list[_Seen] = [(-1, (), (), torch.uint8)] * len(self._places)
-        self._pairs: list[list[Pair]] = [[] for _ in self.pools]
-        self._rendered: list[list[_Rendered]] = [[] for _ in self.pools]
+        self._work: list[_Work] = [([], []) for _ in self.pools]
+        self._frozen_work: list[_Work] = [([], []) for _ in self.pools]
+        self._filled = [False] * count
+        """Whether a slot holds the frozen shards."""
+        self._frozen = {index: -1 for index, place in enumerate(self._places) if place.shard.frozen}
+        """Torch's count of writes to each frozen shard, once it was copied."""
         self._bind()
 
     # ------------------------------------------------------------ states
@@ -109,10 +117,12 @@ class Slots:
     # ------------------------------------------------------------ bytes
 
     def fill(self, slot: int) -> int:
-        """Copy every shard into a free slot and return the bytes written.
+        """Copy every shard into a free slot, frozen ones once, and return the bytes written.
 
         Raises:
             HoldingsChanged: A parameter is not what was attached; nothing was copied.
+            FrozenChanged: A frozen shard was written; nothing was copied.
+            TrainerHookError: A check refuses what lies in the slot; it stays free.
         """
         for prepare in self._prepare:
             prepare()
@@ -120,21 +130,24 @@ class Slots:
         if stray is not None:
             raise HoldingsChanged(*stray)
         self._bind()
+        self._check_frozen()
         pool = self.pools[slot]
         pool.bump()  # odd: whoever reads now discards what it read
         try:
-            nbytes = run_pairs(self._pairs[slot])
-            for destination, write in self._rendered[slot]:
-                write(destination)
-                nbytes += destination.nbytes
+            nbytes = _run(self._work[slot])
+            if not self._filled[slot]:
+                nbytes += _run(self._frozen_work[slot])
+                self._filled[slot] = True
         finally:
             pool.bump()
+        for verify in self._verify:
+            verify(pool.payload)
         return nbytes
 
     def close(self) -> None:
         """Let go of the memory; readers that mapped it keep it for as long as they need."""
         self._slot_views = []
-        self._pairs, self._rendered = [], []
+        self._work, self._frozen_work = [], []
         for pool in self.pools:
             pool.close()
 
@@ -150,12 +163,25 @@ class Slots:
             if same and tensor.dtype is dtype:
                 continue
             _check_unchanged(self._places[index], tensor)
+            if self._frozen.get(index, -1) >= 0:
+                raise FrozenChanged(self._places[index].shard.name, "is another tensor")
             self._seen[index] = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
             moved = True
         if moved:
             tensors = [read() for read in self._reads]
+            every = list(enumerate(zip(self._places, tensors, strict=True)))
             for slot, views in enumerate(self._slot_views):
-                self._pairs[slot], self._rendered[slot] = _pair_up(self._places, views, tensors)
+                triples = [(place, views[at], tensor) for at, (place, tensor) in every]
+                self._work[slot] = _pair_up([t for t in triples if not t[0].shard.frozen])
+                self._frozen_work[slot] = _pair_up([t for t in triples if t[0].shard.frozen])
+
+    def _check_frozen(self) -> None:
+        """Compare torch's counts of writes with those of the first copy."""
+        for index, copied in self._frozen.items():
+            found = self._reads[index]()._version
+            if copied not in (-1, found):
+                raise FrozenChanged(self._places[index].shard.name, f"was written {found - copied} times")
+            self._frozen[index] = found
 
 
 def byte_view(tensor: Tensor) -> View:
@@ -171,13 +197,21 @@ def _slot_view(payload: Bytes, place: Place) -> View:
     return view
 
 
-def _pair_up(
-    places: Sequence[Place], views: Sequence[View], tensors: Sequence[Tensor]
-) -> tuple[list[Pair], list[_Rendered]]:
+def _run(work: _Work) -> int:
+    """Write what is to be written, and return the bytes."""
+    pairs, rendered = work
+    nbytes = run_pairs(pairs)
+    for destination, write in rendered:
+        write(destination)
+        nbytes += destination.nbytes
+    return nbytes
+
+
+def _pair_up(triples: Sequence[tuple[Place, View, Tensor]]) -> _Work:
     """Return what is copied as it is, and what torch writes: casts (numpy knows no bfloat16) and computed values."""
     pairs: list[Pair] = []
     rendered: list[_Rendered] = []
-    for place, view, tensor in zip(places, views, tensors, strict=True):
+    for place, view, tensor in triples:
         if place.shard.render is None and place.dtype == tensor.dtype:
             pairs.append((view, byte_view(tensor)))
             continue

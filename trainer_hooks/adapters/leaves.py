@@ -52,7 +52,7 @@ def leaves_of(source: Source) -> tuple[Leaf, ...]:
     # A mapping itself is kept: its entries may be re-bound.
     table = cast("Mapping[str, Tensor]", source) if isinstance(source, Mapping) else _table_of(source)
     names = canonical_names(table)
-    return tuple(Leaf(names[key], key, table, key) for key in table)
+    return tuple(Leaf(name, key, table, key) for key, name in names.items())
 
 
 def _table_of(pairs: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def test_slot_is_odd_while_it_is_written_and_keeps_still_afterwards(model: nn.Mo
 
 
 def test_generation_is_even_again_after_a_copy_that_raised(slots: Slots) -> None:
-    slots._pairs[0].append((np.zeros(2, np.uint8), np.zeros(3, np.uint8)))
+    slots._work[0][0].append((np.zeros(2, np.uint8), np.zeros(3, np.uint8)))
     with pytest.raises(ValueError, match="broadcast"):
         slots.fill(0)
 
