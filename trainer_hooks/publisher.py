@@ -26,8 +26,8 @@ from weightd.core.roster.topology import Mode
 from weightd.core.session.deadlines import Deadlines
 from weightd.core.units import NodeId, SlotName, Version
 from weightd.core.wire.messages import PublisherGoal
+from weightd.trainer_hooks.adapters.chosen import Adapter, chosen_holdings
 from weightd.trainer_hooks.adapters.leaves import Source
-from weightd.trainer_hooks.adapters.pick import holdings_of
 from weightd.trainer_hooks.attachment import TrainerAttachment
 from weightd.trainer_hooks.declared import ShardSpec, declared_holdings
 from weightd.trainer_hooks.describe import Casts, Described, UnusedSpec, describe_holdings
@@ -58,6 +58,7 @@ class PublisherOptions(TypedDict, total=False):
     engines: Engines | None
     reserved: Iterable[int]
     mode: Mode | None
+    adapter: Adapter
     dtype: Casts
     masters: bool
     unused: Iterable[UnusedSpec]
@@ -91,6 +92,7 @@ class Publisher:
         engines: Engines | None = None,
         reserved: Iterable[int] = (),
         mode: Mode | None = None,
+        adapter: Adapter = None,
         dtype: Casts = None,
         masters: bool = False,
         unused: Iterable[UnusedSpec] = (),
@@ -115,6 +117,9 @@ class Publisher:
                 a roster file; None where the daemon has the roster.
             reserved: Trainer ranks without an engine by intent.
             mode: Where engines are against trainer ranks; ``disaggregated`` by default.
+            adapter: ``plain``, ``fsdp2`` or ``deepspeed``, which refuse tensors of another framework; the declaration
+                of a Megatron rank (``weightd.trainer_hooks.adapters.megatron.Megatron``); None for what the
+                tensors themselves say.
             dtype: Cast on publish: one element type for all floating tensors, or by name.
             masters: Publish the fp32 masters of a DeepSpeed engine instead of what it computes with; ``dtype``
                 casts them.
@@ -138,6 +143,7 @@ class Publisher:
         self.rank, self.world = self._identity = identify(rank, world)
         self._slot = slot or f"pid-{os.getpid()}"
         self._roster = declare_roster(engines, self._identity, reserved, mode)
+        self._adapter = adapter
         self._casts = dtype
         self._masters = masters
         self._unused = tuple(unused)
@@ -160,8 +166,10 @@ class Publisher:
 
         Raises:
             PiecesDoNotAddUp: A tensor is not of the declared extent.
-            ConfigError: ``masters`` is set.
+            ConfigError: ``masters`` or ``adapter`` is set.
         """
+        if options.get("adapter") is not None:
+            raise ConfigError("adapter", str(options["adapter"]), "shards are declared: there is nothing to describe")
         if options.get("masters"):
             raise ConfigError("masters", "True", "a declared shard has no master: declare the master's tensor itself")
         publisher = cls({}, **options)
@@ -193,7 +201,7 @@ class Publisher:
 
     def _described(self) -> Described:
         source = self._source
-        holdings = source if isinstance(source, Holdings) else holdings_of(source, self._masters)
+        holdings = source if isinstance(source, Holdings) else chosen_holdings(source, self._adapter, self._masters)
         holdings = with_facts(renamed_holdings(holdings, self._renamed), self._facts)
         return describe_holdings(holdings, self._casts, self._unused, f"layout of trainer rank {self.rank}")
 

@@ -17,6 +17,7 @@ _PLAIN = (
     "plain tensors and DDP",
     "FSDP2 (fully_shard) DTensors",
     "DeepSpeed engines, as deepspeed.initialize returns them",
+    "Megatron's parameters, declared by adapter=Megatron(...)",
     "declared shards by Publisher.from_shards",
 )
 
