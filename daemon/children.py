@@ -150,7 +150,13 @@ class Children:
     def start(
         self, name: str, argv: Sequence[str], env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> Child:
-        """Start ``argv`` under ``name`` in folder ``cwd``, with ``env`` added to the environment."""
+        """Start ``argv`` under ``name`` in folder ``cwd``, with ``env`` added to the environment.
+
+        A child that had the name before is asked to stop.
+        """
+        before = self._children.get(name)
+        if before is not None:
+            before.stop()
         child = Child(name, argv, env or {}, self._logs / f"{name}.log", cwd)
         self._children[name] = child
         listener = threading.Thread(target=child.listen, args=(self._heard,), name=f"listen-{name}", daemon=True)

@@ -156,6 +156,12 @@ class TrainerRank:
         for pool in attachment.slots.pools:
             pool.bump()
 
+    def change_layout(self, digest: str) -> None:
+        """Say from now on that what is published has another layout: what a publisher that was changed would do."""
+        attachment = self._publisher._attachment
+        assert attachment is not None
+        attachment.slots._digest = digest
+
     def wait(self, version: int, until: Any = "committed", timeout_s: float | None = 20.0) -> int:
         """Wait for a version's outcome."""
         return int(self._publisher.wait(version, until, timeout_s))

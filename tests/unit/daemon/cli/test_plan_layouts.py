@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.golden_text import check_golden
+from weightd.core.layout.boxes import Pieces
 from weightd.core.layout.build import LayoutBuilder
 from weightd.core.layout.columns import Layout
 from weightd.core.layout.files import LayoutFile, encode_file
@@ -96,3 +98,33 @@ def test_a_gap_is_refused_with_its_numbers(folder: Path, capsys: pytest.CaptureF
     [error] = json.loads(out)["errors"]
     assert code == 1
     assert (error["code"], error["fields"]["count"], error["fields"]["needed_by"]) == ("E_ELEM_UNCOVERED", 4, ["E0[0]"])
+
+
+HALVED = 15
+"""Dimensions of 2: single elements on both sides may meet in 2**29 pairs, twice what is listed."""
+
+
+def grains(kind: str) -> Layout:
+    """Every element of a tensor as a piece of its own."""
+    count = 1 << HALVED
+    number = np.arange(count, dtype=np.int64)
+    start = number[:, None] >> np.arange(HALVED, dtype=np.int64)[::-1] & 1
+    zero, one = np.zeros((count, HALVED), np.int64), np.ones((count, HALVED), np.int64)
+    b = LayoutBuilder()
+    b.add_tensor("w", (2,) * HALVED, "uint8")
+    b.add_buffer("w", count, "uint8", kind)
+    b.add_pieces(Pieces(zero[:, 0], start, one, one, zero[:, 0], number, zero))
+    return b.build()
+
+
+def test_pieces_too_many_to_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    roster = {"nodes": {"a": [0, 1]}, "trainer_slots": [0], "engines": [{"id": "E0", "slots": [1]}]}
+    (tmp_path / "roster.json").write_text(json.dumps(roster))
+    export(tmp_path, TrainerRank(0), 1, grains("slot"))
+    export(tmp_path, RolloutRank(EngineId("E0"), EngineRank(0)), 1, grains("param"))
+
+    with pytest.raises(SystemExit) as left:
+        main(["plan", str(tmp_path / "roster.json"), "--layouts", str(tmp_path)])
+
+    assert left.value.code == 1
+    assert "E_LAYOUT_OPERATION: intersect: 32768 and 32768 pieces" in capsys.readouterr().out
