@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Required, Self, TypedDict, Unpack
@@ -26,8 +27,9 @@ from weightd.core.roster.topology import Mode
 from weightd.core.session.deadlines import Deadlines
 from weightd.core.units import NodeId, SlotName, Version
 from weightd.core.wire.messages import PublisherGoal
-from weightd.trainer_hooks.adapters.chosen import Adapter, chosen_holdings
+from weightd.trainer_hooks.adapters.chosen import Adapter, chosen_holdings, refuse_others
 from weightd.trainer_hooks.adapters.leaves import Source
+from weightd.trainer_hooks.adapters.megatron import Megatron
 from weightd.trainer_hooks.attachment import TrainerAttachment
 from weightd.trainer_hooks.declared import ShardSpec, declared_holdings
 from weightd.trainer_hooks.describe import Casts, Described, UnusedSpec, describe_holdings
@@ -35,6 +37,8 @@ from weightd.trainer_hooks.exchange import Exchange
 from weightd.trainer_hooks.facts import Facts, with_facts
 from weightd.trainer_hooks.faults import NotAttached
 from weightd.trainer_hooks.identity import Engines, declare_roster, identify
+from weightd.trainer_hooks.lora.choice import Lora
+from weightd.trainer_hooks.lora.holdings import lora_holdings
 from weightd.trainer_hooks.renaming import Renaming, renamed_holdings
 from weightd.trainer_hooks.replicas import Replicas
 from weightd.trainer_hooks.shards import Holdings
@@ -61,6 +65,7 @@ class PublisherOptions(TypedDict, total=False):
     adapter: Adapter
     dtype: Casts
     masters: bool
+    lora: Lora | None
     unused: Iterable[UnusedSpec]
     renamed: Renaming | None
     facts: Facts | None
@@ -95,6 +100,7 @@ class Publisher:
         adapter: Adapter = None,
         dtype: Casts = None,
         masters: bool = False,
+        lora: Lora | None = None,
         unused: Iterable[UnusedSpec] = (),
         renamed: Renaming | None = None,
         facts: Facts | None = None,
@@ -123,6 +129,9 @@ class Publisher:
             dtype: Cast on publish: one element type for all floating tensors, or by name.
             masters: Publish the fp32 masters of a DeepSpeed engine instead of what it computes with; ``dtype``
                 casts them.
+            lora: Of a PEFT model, ``merged``: the base weights with all active adapters, computed shard by shard while
+                they are copied; ``adapter`` or ``LoraAdapter(name)``: that adapter's own tensors, under the names of a
+                PEFT checkpoint.  A model with adapters is refused without it.
             unused: What nobody takes: names, (name, (first row, last row + 1)), or ``Unused``.
             renamed: Names of the checkpoint, where the model has others: prefixes by what they stand for, or
                 a function of one name.  ``dtype``, ``unused`` and ``facts`` use the new names.
@@ -138,7 +147,10 @@ class Publisher:
             WorldUnknown: Nobody says which rank this is.
             ConfigError: The roster file cannot stand.
         """
-        self._source: Source | Holdings = module_or_params
+        # Pairs that come only once are kept: they are described at attach, and before that by whoever asks.
+        self._source: Source | Holdings = (
+            list(module_or_params) if isinstance(module_or_params, Iterator) else module_or_params
+        )
         self.run = run
         self.rank, self.world = self._identity = identify(rank, world)
         self._slot = slot or f"pid-{os.getpid()}"
@@ -146,6 +158,7 @@ class Publisher:
         self._adapter = adapter
         self._casts = dtype
         self._masters = masters
+        self._lora = lora
         self._unused = tuple(unused)
         self._renamed = renamed
         self._facts = facts
@@ -201,9 +214,20 @@ class Publisher:
 
     def _described(self) -> Described:
         source = self._source
-        holdings = source if isinstance(source, Holdings) else chosen_holdings(source, self._adapter, self._masters)
+        holdings = source if isinstance(source, Holdings) else self._found(source)
         holdings = with_facts(renamed_holdings(holdings, self._renamed), self._facts)
         return describe_holdings(holdings, self._casts, self._unused, f"layout of trainer rank {self.rank}")
+
+    def _found(self, source: Source) -> Holdings:
+        connect = partial(Exchange, self._identity, "lora", self._deadlines.collect_s)
+        with_adapters = lora_holdings(source, self._lora, self._masters, connect)
+        if with_adapters is None:
+            return chosen_holdings(source, self._adapter, self._masters)
+        if isinstance(self._adapter, Megatron):
+            raise ConfigError("adapter", "Megatron", "a model with PEFT's adapters says itself what its tensors are")
+        if self._adapter is not None:
+            refuse_others(source, self._adapter)
+        return with_adapters
 
     def _checked(self) -> Described:
         """Return what is attached, with the checks that reach other ranks."""

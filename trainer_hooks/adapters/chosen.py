@@ -47,16 +47,21 @@ def chosen_holdings(source: Source, adapter: Adapter, masters: bool = False) -> 
             raise ConfigError("masters", "True", "only DeepSpeed's ZeRO keeps masters apart from the parameters")
         return adapter.holdings(source)
     if adapter is not None:
-        if adapter not in _NAMED:
-            raise ConfigError("adapter", str(adapter), f"known are {', '.join(_NAMED)}, Megatron(...) and None")
         if not isinstance(source, nn.Module | Mapping) and not is_engine(source):
             source = list(source)
-        _refuse_others(source, adapter)
+        refuse_others(source, adapter)
     return holdings_of(source, masters)
 
 
-def _refuse_others(source: Source, adapter: Named) -> None:
-    """Refuse a source of which a tensor is another framework's, or none is the named one's."""
+def refuse_others(source: Source, adapter: Named) -> None:
+    """Refuse a source of which a tensor is another framework's, or none is the named one's.
+
+    Raises:
+        ConfigError: There is no adapter of that name.
+        UnsupportedPlacement: A tensor is another's, or none is the named one's.
+    """
+    if adapter not in _NAMED:
+        raise ConfigError("adapter", str(adapter), f"known are {', '.join(_NAMED)}, Megatron(...) and None")
     engine = is_engine(source)
     kinds = {name: kind for name, kind in _kinds(module_of(source) if engine else source).items() if kind != "plain"}
     for name, kind in kinds.items():

@@ -25,7 +25,11 @@ from weightd.trainer_hooks.names import walk
 from weightd.trainer_hooks.shards import Holdings, Shard
 
 
-def holdings_of(source: Source, masters: bool = False) -> Holdings:
+def _every(_name: str) -> bool:
+    return True
+
+
+def holdings_of(source: Source, masters: bool = False, wanted: Callable[[str], bool] = _every) -> Holdings:
     """Return what this rank holds of a module's parameters and persistent buffers; no collective.
 
     Tied tensors are held once, under the first of their names; the others are aliases.
@@ -33,6 +37,7 @@ def holdings_of(source: Source, masters: bool = False) -> Holdings:
     Args:
         source: A module, a DeepSpeed engine, a mapping, or pairs of names and tensors.
         masters: Describe the fp32 masters of DeepSpeed's parameters instead of these.
+        wanted: Says of a name whether it is described; the others are not looked at.
 
     Raises:
         TrainerHookError: A tensor cannot be described, or two have one name.
@@ -48,7 +53,7 @@ def holdings_of(source: Source, masters: bool = False) -> Holdings:
         managed = sharded_params(module for _, module in walk(source))
     shards: list[Shard] = []
     source = source if isinstance(source, nn.Module | Mapping) else list(source)
-    leaves = leaves_of(source)
+    leaves = [leaf for leaf in leaves_of(source) if wanted(leaf.name)]
     master_dtype = dtype_of_masters(leaves) if masters else None
     first: dict[object, Leaf] = {}
     ties: list[tuple[Leaf, Leaf]] = []
