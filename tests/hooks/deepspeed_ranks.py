@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.hooks.deepspeed_model import Setting, build, micro_batch, start, truth
+from tests.hooks.deepspeed_model import Setting, build, micro_batch, preload, start, truth
 from tests.hooks.forks import free_port, run_forked
 from weightd.core.errors import WeightdError
 from weightd.core.layout.columns import Layout
@@ -257,8 +257,7 @@ def rank_of(rank: int, world: int, port: int, folder: Path, tp: int) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    import deepspeed  # noqa: F401  # before the ranks are forked: each would take as long as all of its cases
-
+    preload()
     for tp, world in WORLDS.items():
         port = free_port()
         codes = run_forked([(rank_of, (rank, world, port, folder, tp)) for rank in range(world)], LIMIT_S)
