@@ -199,6 +199,8 @@ class ControlLink:
                     self._say_goodbye(socket)
                 finally:
                     socket.close()
+        except WeightdError as error:
+            self._refuse(error)  # what we were given to say is no message: its giver is told
         except Exception as error:  # noqa: BLE001  (a thread that died unseen would leave the hook waiting for ever)
             self._refuse(InternalInvariantBroken("the control thread lives", f"{type(error).__name__}: {error}"))
         finally:

@@ -10,7 +10,7 @@ import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class TrainerSpec:
         world: Number of trainer ranks that it believes in.
         run: Name of the run.
         slot: Declared place; engine ranks on the same place are colocated.
-        engines: The roster, from rank 0.
+        engines: The roster, or its file, from rank 0.
         reserved: Of the roster.
         mode: Of the roster.
         skip: Tensors that it does not hold.
@@ -55,7 +55,7 @@ class TrainerSpec:
     world: int
     run: str = "run"
     slot: str | None = None
-    engines: dict[str, int] | tuple[EngineDecl, ...] | None = None
+    engines: dict[str, int] | tuple[EngineDecl, ...] | Path | None = None
     reserved: tuple[int, ...] = ()
     mode: Mode | None = None
     skip: tuple[str, ...] = ()
@@ -293,9 +293,14 @@ def declare(cut: Cut, k: int) -> Declaration:
 
 def live(pipe: multiprocessing.connection.Connection, spec: TrainerSpec | EngineSpec) -> None:
     """Be a rank until the pipe ends."""
+    obey(pipe, lambda: TrainerRank(spec) if isinstance(spec, TrainerSpec) else EngineRank(spec))
+
+
+def obey(pipe: multiprocessing.connection.Connection, make: Callable[[], object]) -> None:
+    """Do what is told over the pipe, by name, with what the first command makes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    rank: TrainerRank | EngineRank | None = None
+    rank: object | None = None
     while True:
         try:
             command, arguments = pipe.recv()
@@ -303,7 +308,7 @@ def live(pipe: multiprocessing.connection.Connection, spec: TrainerSpec | Engine
             os._exit(0)  # the test is over: no goodbye, the daemons are going, too
         try:
             if rank is None:
-                rank = TrainerRank(spec) if isinstance(spec, TrainerSpec) else EngineRank(spec)
+                rank = make()
             answer = {"value": getattr(rank, command)(**arguments)}
         except WeightdError as error:
             codes = [e.code for e in flatten([error])]

@@ -78,6 +78,27 @@ def test_a_node_that_does_not_know_whom_to_fetch_from(folder: Path) -> None:
             assert "add [peers.c] to the configuration of node b" in answer.text
 
 
+ROSTER = """
+nodes = {a = ["g0", "g1"], b = ["g2"]}
+trainer_slots = ["g0"]
+engines = [{id = "E0", slots = ["g1"]}, {id = "E1", slots = ["g2"]}]
+"""
+
+
+def test_ranks_in_other_places_than_their_roster_file_says(folder: Path) -> None:
+    """On node a, where E0 belongs and E1 does not; both are refused by themselves, and nobody else is."""
+    (folder / "roster.toml").write_text(ROSTER)
+    with Cluster(folder, ("a",), attach_s=4.0) as cluster:
+        trainer = cluster.trainer(0, 1, "a", slot="g0", engines=folder / "roster.toml")
+        device = cluster.engine("E0", 0, 1, "a", slot="g7")
+        node = cluster.engine("E1", 0, 1, "a", slot="g2")
+        waiting, on_device, on_node = attach_all([trainer, device, node])
+
+        assert on_device.codes == ["E_GPU_MISMATCH"], on_device.text
+        assert on_node.codes == ["E_NODE_MISMATCH"], on_node.text
+        assert waiting.codes == ["E_RANK_MISSING"] * 2, waiting.text
+
+
 MANY = 60
 
 
