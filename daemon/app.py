@@ -53,6 +53,9 @@ from weightd.daemon.supervisor import NO_TRACE, RunSupervisor
 
 log = logging.getLogger("weightd.daemon")
 
+WAITING_LIMIT = 256
+"""Messages of peers that wait for their run to begin; more are dropped, and repeated by who sent them."""
+
 GOODBYE_S = 0.1
 """For the goodbye of a hook that left in order: it comes by the other socket, whose end of the race is open."""
 
@@ -87,6 +90,8 @@ class Daemon:
         self._router: HookRouter | None = None
         self._peers: PeerLinks | None = None
         self._calls: Mailbox[Callable[[], None]] | None = None
+        self._begins = anyio.Lock()
+        self._waiting = 0
         self.budget = MemoryBudget(config.limits.memory_budget_bytes or _half_of_memory())
         self.bulk: BulkServer
 
@@ -270,21 +275,33 @@ class Daemon:
         envelope = message.envelope
         run, name = RunName(envelope.run), name_of(hello)
         hook = self.hooks.find(run, name, envelope.boot)
-        if hook is None or hook.pid != message.process.pid:
-            error = self._why_not(run, name, hello, message) or self._take_on(run, envelope.boot, hello, message)
-            if error is not None:
-                log.warning("refused a hook", extra={"facts": {"run": run, "who": name, "code": error.code}})
-                self._answer(message.routing_id, run, m.Refusal(error.to_wire()))
-                return
-            hook = self.hooks.find(run, name, envelope.boot)
-            if hook is None:
-                return
+        if hook is not None and hook.pid == message.process.pid:
+            self._welcome(hook, message)
+        elif self._tasks is not None:
+            self._tasks.start_soon(self._admit, message, hello)
+
+    async def _admit(self, message: FromHook, hello: m.TrainerHello | m.EngineHello) -> None:
+        """Take a hook on, or say why not; off the loop's socket tasks, since a run may have to read its journal."""
+        run, name, boot = RunName(message.envelope.run), name_of(hello), message.envelope.boot
+        async with self._begins:
+            hook = self.hooks.find(run, name, boot)  # its greeting may have been repeated meanwhile
+            if hook is None or hook.pid != message.process.pid:
+                error = self._why_not(run, name, hello, message) or await self._take_on(run, boot, hello, message)
+                if error is not None:
+                    log.warning("refused a hook", extra={"facts": {"run": run, "who": name, "code": error.code}})
+                    self._answer(message.routing_id, run, m.Refusal(error.to_wire()))
+                    return
+                hook = self.hooks.find(run, name, boot)
+        if hook is not None:
+            self._welcome(hook, message)
+
+    def _welcome(self, hook: Hook, message: FromHook) -> None:
         hook.routing_id = message.routing_id
         deadlines = self.config.deadlines
         welcome = m.Welcome(
             self.config.node, hook.session, deadlines.heartbeat_s, deadlines.heartbeat_timeout_s, m.MAX_FRAME_BYTES
         )
-        self.to_hook(hook.session, run, NO_TERM, NO_TRACE, welcome)
+        self.to_hook(hook.session, hook.run, NO_TERM, NO_TRACE, welcome)
         self._ask_layout(hook)
 
     def _why_not(
@@ -313,15 +330,18 @@ class Daemon:
             return HookRefused(name, run, f"{limits.runs} runs are here", "raise limits.runs")
         return None
 
-    def _take_on(
+    async def _take_on(
         self, run: RunName, boot: Boot, hello: m.TrainerHello | m.EngineHello, message: FromHook
     ) -> WeightdError | None:
         try:
-            supervisor = self._run(run)
+            supervisor = await self._run(run)
             if isinstance(hello, m.TrainerHello) and hello.rank == 0 and hello.roster is not None:
-                supervisor.rank0_greeted(hello.roster, boot)
+                await supervisor.rank0_greeted(hello.roster, boot)
         except WeightdError as error:
             return error
+        except Exception as error:  # as for messages: a fault of ours is this hook's, not every run's
+            log.exception("a greeting met a fault", extra={"facts": {"from": name_of(hello)}})
+            return InternalInvariantBroken("a hook is taken on", f"{type(error).__name__}: {error}")
         self._end_predecessors(run, name_of(hello))
         hook = self.hooks.add(run, boot, hello, message.process.pid, message.routing_id)
         supervisor.inbox.outcome(ev.HookGreeted(hook.session, hello, boot))
@@ -419,7 +439,7 @@ class Daemon:
         async for message in peers:
             try:
                 self._from_peer(message)
-            except (PeerProtocolError, JournalError) as error:
+            except PeerProtocolError as error:
                 self.dropped += 1
                 log.warning("dropped a message of a peer", extra={"facts": {"error": str(error)}})
             except Exception:  # as for hooks
@@ -432,15 +452,37 @@ class Daemon:
         if not self._in_order(node, envelope):
             self.dropped += 1
             return
-        name, body = RunName(envelope.run), envelope.body
-        match body:
-            case m.Goal() | m.Recover():
-                run: RunSupervisor | None = self._run(name)
-            case _:
-                run = self.runs.get(name)
-        if run is None:
+        run = self.runs.get(RunName(envelope.run))
+        if run is not None:
+            self._for_run(run, message)
+        elif isinstance(envelope.body, m.Goal | m.Recover) and self._waiting < WAITING_LIMIT:
+            self._begin_for(message)
+        else:
             self.dropped += 1
-            return
+
+    def _begin_for(self, message: FromPeer) -> None:
+        """Begin the run that a peer leads, or is about to lead, and hear it then."""
+        if self._tasks is not None:
+            self._waiting += 1
+            self._tasks.start_soon(self._begun, message)
+
+    async def _begun(self, message: FromPeer) -> None:
+        try:
+            async with self._begins:
+                run = await self._run(RunName(message.envelope.run))
+            self._for_run(run, message)
+        except (PeerProtocolError, JournalError) as error:
+            self.dropped += 1
+            log.warning("dropped a message of a peer", extra={"facts": {"error": str(error)}})
+        except Exception:  # as for hooks
+            self.dropped += 1
+            log.exception("a message of a peer met a fault", extra={"facts": {"from": message.node}})
+        finally:
+            self._waiting -= 1
+
+    def _for_run(self, run: RunSupervisor, message: FromPeer) -> None:
+        node, envelope = message
+        name, body = run.run, envelope.body
         match body:
             case m.Goal():
                 run.inbox.repeat(ev.GoalArrived(body, envelope.term, envelope.boot, envelope.seq))
@@ -482,11 +524,11 @@ class Daemon:
 
     # ------------------------------------------------------------ runs
 
-    def _run(self, name: RunName) -> RunSupervisor:
-        """Return the run, which begins here if it is not known yet."""
+    async def _run(self, name: RunName) -> RunSupervisor:
+        """Return the run, which begins here if it is not known yet; one begins at a time, under ``_begins``."""
         known = self.runs.get(name)
         if known is None:
-            known = RunSupervisor.begin(name, self)
+            known = await RunSupervisor.begin(name, self)
             self.runs[name] = known
             if self._tasks is None:
                 raise InternalInvariantBroken("runs begin while the daemon serves", name)

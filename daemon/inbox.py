@@ -27,6 +27,7 @@ class Inbox:
         self._repeats: deque[RunEvent] = deque()
         self._wake = anyio.Event()
         self.dropped = 0
+        self._nudged = False
 
     def outcome(self, event: RunEvent) -> None:
         """Put in the outcome of an effect, or the end of a hook."""
@@ -41,9 +42,20 @@ class Inbox:
         self._repeats.append(event)
         self._wake.set()
 
-    async def next(self) -> RunEvent:
-        """Return the next event; waits for one.  The caller bounds the wait by its machines' deadline."""
+    def nudge(self) -> None:
+        """End the wait for the next event: whoever waits has something else to look at."""
+        self._nudged = True
+        self._wake.set()
+
+    async def next(self) -> RunEvent | None:
+        """Return the next event, or None where it was only nudged; waits for either.
+
+        The caller bounds the wait by its machines' deadline.
+        """
         while not self._outcomes and not self._repeats:
+            if self._nudged:
+                self._nudged = False
+                return None
             self._wake = anyio.Event()
             await self._wake.wait()
         return self._outcomes.popleft() if self._outcomes else self._repeats.popleft()

@@ -28,7 +28,7 @@ from weightd.core.session import events as ev
 from weightd.core.session.compaction import compacted
 from weightd.core.session.leader import LeaderMachine
 from weightd.core.session.node import NodeMachine
-from weightd.core.session.records import replay, replay_node
+from weightd.core.session.records import NodeJournalState, replay, replay_node
 from weightd.core.units import NO_KEY, NO_TERM, Boot, NodeId, RunName, Term
 from weightd.core.wire import messages as m
 from weightd.daemon.attached import AttachedHooks, Hook
@@ -117,7 +117,7 @@ class RunSupervisor:
     _records_came: anyio.Event = field(default_factory=anyio.Event)
 
     @classmethod
-    def begin(cls, run: RunName, house: House) -> Self:
+    async def begin(cls, run: RunName, house: House) -> Self:
         """Make the supervisor of a run from what its daemon has.
 
         Raises:
@@ -127,8 +127,8 @@ class RunSupervisor:
         inbox = Inbox()
         landing = Landing(f"the landing of run {run}", house.budget)
         planning = Planning(config.node, house.layouts, config.deadlines.plan_s, landing)
-        journal = open_journal(config.state_dir, run, "node")
-        node = NodeMachine(run, config.node, house.boot, config.deadlines, replay_node(journal.records))
+        journal, state = await anyio.to_thread.run_sync(_node_journal, config.state_dir, run)
+        node = NodeMachine(run, config.node, house.boot, config.deadlines, state)
 
         def ask(sender: NodeId, wanted: m.TicketWanted) -> None:
             house.to_peer(sender, run, node.following.term, trace_of(run, wanted.key), wanted)
@@ -196,22 +196,31 @@ class RunSupervisor:
                     self._goal_at = now
                 self._carry_out(self.node.handle(event, now))
 
-    def rank0_greeted(self, roster: Roster, boot: Boot) -> None:
+    async def rank0_greeted(self, roster: Roster, boot: Boot) -> None:
         """Trainer rank 0 greeted this node with the roster: lead, or be ready to when the term in hand ends.
 
         Raises:
             JournalError: The leader's journal cannot be read.
         """
-        self._rank0 = roster, boot
-        if self.leader is None:
-            self._lead()
-
-    def _lead(self) -> None:
-        if self._rank0 is None:
-            return
-        (roster, boot), self._rank0 = self._rank0, None
         if "leader" not in self._journals:
-            self._journals["leader"] = open_journal(self.config.state_dir, self.run, "leader")
+            self._journals["leader"] = await anyio.to_thread.run_sync(
+                open_journal, self.config.state_dir, self.run, "leader"
+            )
+        self._rank0 = roster, boot
+        await self._lead()
+
+    def _to_lead(self) -> tuple[Roster, Boot] | None:
+        return self._rank0 if self.leader is None else None
+
+    async def _lead(self) -> None:
+        """Lead for the trainer rank 0 that greeted last, unless this node leads."""
+        if self._to_lead() is None:
+            return
+        state = await anyio.to_thread.run_sync(replay, tuple(self._journals["leader"].records))
+        to_lead = self._to_lead()
+        if to_lead is None:
+            return  # another greeting was faster
+        (roster, boot), self._rank0 = to_lead, None
         self.leader = LeaderMachine(
             self.run,
             self.config.node,
@@ -220,9 +229,10 @@ class RunSupervisor:
             roster,
             boot,
             self.config.deadlines,
-            replay(self._journals["leader"].records),
+            state,
             self.config.limits.bucket_bytes,
         )
+        self.inbox.nudge()
 
     @property
     def term(self) -> Term:
@@ -301,7 +311,7 @@ class RunSupervisor:
             case ev.StopLeading(why):
                 log.warning("stops leading", extra={"facts": {"run": self.run, "why": why}})
                 self.leader = None
-                self._lead()
+                self._spawn(self._lead)
             case ev.Note(what, facts):
                 log.info(what, extra={"facts": facts})
             case _:
@@ -387,6 +397,12 @@ class RunSupervisor:
             journal.rewrite(dict(r) for r in compacted(journal.records))
         if record.get("type") == "prepared":
             journal.reserve()
+
+
+def _node_journal(state_dir: Path, run: RunName) -> tuple[Journal, NodeJournalState]:
+    """Open and replay the journal of a run's node; blocking."""
+    journal = open_journal(state_dir, run, "node")
+    return journal, replay_node(journal.records)
 
 
 def open_journal(state_dir: Path, run: RunName, role: str) -> Journal:
