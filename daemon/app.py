@@ -13,7 +13,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -52,6 +52,12 @@ from weightd.daemon.status.document import status_document
 from weightd.daemon.supervisor import NO_TRACE, RunSupervisor
 
 log = logging.getLogger("weightd.daemon")
+
+DRAIN_LOOK_S = 0.05
+"""Between two looks whether what is waited for in an orderly stop is decided: a hook tells its state at once."""
+
+GIVE_UP_S = 1.0
+"""For the failure of a version that is given up to be journaled and told."""
 
 WAITING_LIMIT = 256
 """Messages of peers that wait for their run to begin; more are dropped, and repeated by who sent them."""
@@ -169,6 +175,26 @@ class Daemon:
         """Run a call on the event loop, from any thread."""
         if self._calls is not None:
             self._calls.post(call)
+
+    async def drain(self) -> None:
+        """Stop taking versions; wait up to ``drain_s`` for those that engines stand in, then fail them by name."""
+        limit_s, begun = self.config.deadlines.drain_s, anyio.current_time()
+        for run in self.runs.values():
+            run.drain()
+        await self._until_decided(begun + limit_s)
+        waited_s = anyio.current_time() - begun
+        for run in self.runs.values():
+            left = run.undecided()
+            if left is not None:
+                facts = {"run": run.run, "version": left.version, "stage": left.stage, "waiting_for": left.waiting_for}
+                log.warning("gives a version up", extra={"facts": {**facts, "waited_s": waited_s, "drain_s": limit_s}})
+                run.give_up(waited_s)
+        await self._until_decided(anyio.current_time() + GIVE_UP_S)
+
+    async def _until_decided(self, deadline_at: float) -> None:
+        # Looked at, not told: what is waited for is spread over states of machines and hooks, which know no event.
+        while any(run.undecided() for run in self.runs.values()) and anyio.current_time() < deadline_at:  # noqa: ASYNC110
+            await anyio.sleep(DRAIN_LOOK_S)
 
     def say_goodbye(self) -> None:
         """Tell every hook that this daemon stops in order."""
@@ -577,7 +603,7 @@ class Daemon:
 
 
 async def serve_node(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then stop in order.
+    """Serve until SIGTERM or SIGINT, then stop in order; a second signal does not wait for ``drain_s``.
 
     Raises:
         WeightdError: The daemon cannot serve; not wrapped in a group, so that the command line can exit by its code.
@@ -587,16 +613,30 @@ async def serve_node(config: Config) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(daemon.serve)
-                async for number in signals:
-                    log.info("stopping", extra={"facts": {"signal": signal.Signals(number).name}})
-                    daemon.say_goodbye()
-                    tasks.cancel_scope.cancel()
-                    break
+                await _next_signal(signals, "stopping")
+                async with anyio.create_task_group() as stopping:
+                    stopping.start_soon(_cut_short, signals, stopping.cancel_scope)
+                    await daemon.drain()
+                    stopping.cancel_scope.cancel()
+                daemon.say_goodbye()
+                tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             fault = _fault_of(group)
             if fault is None:
                 raise
             raise fault from None
+
+
+async def _next_signal(signals: AsyncIterator[signal.Signals], what: str) -> None:
+    async for number in signals:
+        log.info(what, extra={"facts": {"signal": signal.Signals(number).name}})
+        return
+
+
+async def _cut_short(signals: AsyncIterator[signal.Signals], scope: anyio.CancelScope) -> None:
+    """End the drain when a second signal comes: whoever sends it does not want to wait."""
+    await _next_signal(signals, "stops at once")
+    scope.cancel()
 
 
 def _fault_of(group: BaseExceptionGroup[BaseException]) -> WeightdError | None:

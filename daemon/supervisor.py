@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 from weightd.core.errors import InternalInvariantBroken, WeightdError
 from weightd.core.roster.topology import Roster
 from weightd.core.session import events as ev
+from weightd.core.session.attached import STILL_READING
 from weightd.core.session.compaction import compacted
 from weightd.core.session.leader import LeaderMachine
 from weightd.core.session.node import NodeMachine
@@ -47,11 +48,29 @@ from weightd.link.control import trace_of
 
 log = logging.getLogger("weightd.run")
 
+STANDING: frozenset[str] = frozenset({"prepared", "applying", "committed", "failed"})
+"""Stages in which engines may stand until they are told the decision."""
+
 NO_TRACE = b"\0" * 16
 """Of messages that belong to no version."""
 
 IDLE_TURN_S = 60.0
 """Longest sleep of the crank when no machine has a deadline; only bounds the wait, nothing depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A version that engines of this node, or of the run led here, stand in.
+
+    Attributes:
+        version: Its number.
+        stage: How far it is.
+        waiting_for: Whom it waits for.
+    """
+
+    version: int
+    stage: str
+    waiting_for: str
 
 
 class House(Protocol):
@@ -110,6 +129,7 @@ class RunSupervisor:
     leader: LeaderMachine | None = None
     _journals: dict[str, Journal] = field(default_factory=dict)
     _tasks: TaskGroup | None = None
+    _draining: bool = False
     _goal_seq: int = 0
     _goal_at: float = 0.0
     _rank0: tuple[Roster, Boot] | None = None
@@ -232,6 +252,7 @@ class RunSupervisor:
             state,
             self.config.limits.bucket_bytes,
         )
+        self.leader.state.draining = self._draining
         self.inbox.nudge()
 
     @property
@@ -250,6 +271,35 @@ class RunSupervisor:
         if self.leader is not None:
             return not self.leader.state.members.here
         return now - self._goal_at > self.config.deadlines.restart_s
+
+    # ------------------------------------------------------------ stopping in order
+
+    def drain(self) -> None:
+        """Begin and prepare no version any more."""
+        self._draining = True
+        if self.leader is not None:
+            self._carry_out(self.leader.drain(anyio.current_time()))
+
+    def undecided(self) -> Undecided | None:
+        """Return the version that engines stand in, if the run is led here or has engine ranks here."""
+        now, goal = anyio.current_time(), self.node.following.goal
+        busy = [h for h in self.node.attached.hooks.values() if h.receiver.state in STILL_READING | {"applied"}]
+        if self.leader is not None and self.leader.state.stage in STANDING:
+            state = self.leader.state
+            waiting = state.waiting_text(now, self.leader.stage_deadline())
+            return Undecided(int(state.key.version), state.stage, waiting)
+        led = goal is not None and self.node.following.silent_for(now) < self.config.deadlines.heartbeat_timeout_s
+        if goal is None or not busy or not (led or self.leader is not None):
+            return None
+        names = ", ".join(str(h.who) for h in busy)
+        return Undecided(int(busy[0].receiver.key.version), goal.stage, goal.waiting_for or f"{names} to go on")
+
+    def give_up(self, waited_s: float) -> None:
+        """Fail the version that is prepared and not decided, if the run is led here."""
+        if self.leader is not None:
+            self._carry_out(self.leader.give_up(waited_s, anyio.current_time()))
+
+    # ------------------------------------------------------------ for others
 
     def recovered(self) -> m.Recovered:
         """Return what this node knows of the run, for a daemon that is about to lead."""

@@ -24,7 +24,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         restart_s: For a process that vanished to come back.
         heartbeat_s: Between two repeats.
         heartbeat_timeout_s: Without a repeat, until a node counts as silent.
-        drain_s: For an orderly stop.
+        drain_s: For an orderly stop to wait for versions that engines stand in.
     """
 
     attach_s: float = 300.0

@@ -150,6 +150,17 @@ class LeaderMachine:
         self._begin(now)
         return self._settle(now)
 
+    def drain(self, now: float) -> list[LeaderEffect]:
+        """The daemon is to stop: begin and prepare nothing any more; what is prepared goes on to its decision."""
+        self.state.draining = True
+        return self.on_deadline(now)
+
+    def give_up(self, waited_s: float, now: float) -> list[LeaderEffect]:
+        """``drain_s`` is over: fail what is prepared and not decided, with who was waited for."""
+        if self._leads and self._stopped is None:
+            self._stages.give_up(waited_s, self.state.limits.drain_s, "drain_s", now)
+        return self.on_deadline(now)
+
     def next_deadline(self) -> float | None:
         """Return when to call ``on_deadline``; None once it has stopped."""
         if self._stopped is not None:

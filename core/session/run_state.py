@@ -44,6 +44,7 @@ class RunState:
         part: Engines that take part in the version in hand.
         paused: Why publishes are refused.
         waiting: What the stage waits for, by name.
+        draining: Its daemon stops in order: no version is begun or prepared any more.
     """
 
     run: RunName
@@ -66,6 +67,7 @@ class RunState:
     stall: StallClock | None = None
     paused: WeightdError | None = None
     waiting: tuple[str, ...] = ()
+    draining: bool = False
     declared_fault: Refused | None = None
     journal: JournalWriter = field(default_factory=JournalWriter)
     out: list[LeaderEffect] = field(default_factory=list)

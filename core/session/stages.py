@@ -78,6 +78,12 @@ class Stages:
         if self._s.stage in ("collecting", "fetching"):
             self._fail((error,), now)
 
+    def give_up(self, waited_s: float, limit_s: float, setting: str, now: float) -> None:
+        """Fail the version in hand because its time to be decided is over; one that is being decided is left alone."""
+        s = self._s
+        if s.stage in ("prepared", "applying") and s.journal.awaited() is None:
+            self._fail((self._late(setting, limit_s, waited_s),), now)
+
     # ------------------------------------------------------------ between versions
 
     def _attaching(self, now: float) -> None:
@@ -98,7 +104,7 @@ class Stages:
             assert s.paused is not None, "a paused run says why"
             for key in undecided:
                 self._refuse_key(key, s.paused, now)
-        elif undecided and not self._waits_for_plan(now):
+        elif undecided and not s.draining and not self._waits_for_plan(now):
             self._start(undecided[0], now)
 
     def _ready(self) -> bool:
@@ -256,6 +262,8 @@ class Stages:
 
     def _prepare(self, now: float) -> None:
         s = self._s
+        if s.draining:
+            return  # no engine is paused for a daemon that stops: its successor goes on from here
         s.write(Prepared(s.key, s.op, self._spec().epoch), now, self._prepared)
 
     def _prepared(self, now: float) -> None:

@@ -652,3 +652,37 @@ def test_losses_of_earlier_incarnations_mean_nothing_to_later_ones() -> None:
     bench.say(B)
 
     assert E10 in bench.machine.state.members.here
+
+
+# ------------------------------------------------------------ an orderly stop
+
+
+def test_a_daemon_that_stops_begins_and_prepares_nothing() -> None:
+    begun, idle = LeaderBench().ready().publish(0, key(1)), LeaderBench().ready()
+    for bench in (begun, idle):
+        bench.machine.drain(bench.now)
+    begun.publish(1, key(1)).fetched()
+    idle.publish(0, key(1))
+
+    assert ("fetching", "idle") == (begun.stage, idle.stage)
+
+
+def test_a_version_that_is_given_up_names_whom_it_waited_for() -> None:
+    bench = LeaderBench().ready().prepare(1)
+    bench.machine.drain(bench.now)
+    bench.pass_time(3.0)
+    bench._run(bench.machine.give_up(3.0, bench.now))
+
+    report = bench.failure(key(1))
+    assert ["E_REFUSED", "E_DEADLINE"] == codes(report)
+    assert "drain_s" in report.text
+    assert "E0[0] to pause" in report.text
+    assert {"abort"} == set(bench.orders().values())
+
+
+def test_a_decision_that_is_being_written_is_not_given_up() -> None:
+    bench = LeaderBench().ready().commit(1)
+    bench._run(bench.machine.give_up(3.0, bench.now))
+
+    assert key(1) == bench.told().committed.key
+    assert () == bench.told().failures
