@@ -119,3 +119,47 @@ def test_it_comes_back_after_a_kill(tmp_path: Path, daemon: subprocess.Popen[byt
     finally:
         again.kill()
         again.communicate(timeout=10)
+
+
+def watching(folder: Path, away_s: float) -> subprocess.Popen[str]:
+    argv = ["status", "--watch", "--json", "--every-s", "0.2", "--timeout-s", "0.5", "--away-s", str(away_s)]
+    return subprocess.Popen(
+        [*WEIGHTD, *argv, "--socket", str(folder / "run")],
+        env=QUIET | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_watch_goes_on_when_the_daemon_is_started_again(tmp_path: Path, daemon: subprocess.Popen[bytes]) -> None:
+    watch = watching(tmp_path, 30.0)
+    assert watch.stdout is not None
+    assert watch.stderr is not None
+    assert json.loads(watch.stdout.readline())["pid"] == daemon.pid
+    daemon.kill()
+    daemon.wait(10)
+    assert "the daemon is away since" in watch.stderr.readline()
+
+    again = started(tmp_path / "weightd.toml")
+    try:
+        pids = (json.loads(line)["pid"] for line in watch.stdout)
+        assert again.pid == next(pid for pid in pids if pid != daemon.pid)
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=10)
+        assert watch.returncode == 0
+    finally:
+        watch.kill()
+        again.kill()
+        again.communicate(timeout=10)
+
+
+def test_a_watch_ends_when_the_daemon_stays_away(tmp_path: Path, daemon: subprocess.Popen[bytes]) -> None:
+    watch = watching(tmp_path, 1.0)
+    assert watch.stdout is not None
+    watch.stdout.readline()
+    daemon.kill()
+    said = watch.communicate(timeout=20)[1]
+
+    assert watch.returncode == 2
+    assert "E_NO_DAEMON" in said
