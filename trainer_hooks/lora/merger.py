@@ -30,7 +30,7 @@ class Merger:
             factors: The factors of all adapters.
             connect: Reaches the other ranks, where factors are cut; None where they are whole.
         """
-        self.layers: Mapping[str, LoraLayer] = {layer.weight: layer for layer in reversed(found.layers)}
+        self.layers: Mapping[str, LoraLayer] = {layer.weight: layer for layer in found.layers}
         self._savers = [(saver, saver.active()) for saver in found.savers]
         aliases = dict(factors.aliases)
         by_name = {shard.name: shard for shard in factors.shards}
