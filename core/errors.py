@@ -125,12 +125,16 @@ def _schema(cls: type[WeightdError]) -> type[msgspec.Struct]:
         _SCHEMAS[cls] = msgspec.defstruct(
             f"{cls.__name__}Fields",
             # A field with a default may be left out of the data: an absent number is not written as null.
-            [
-                (f.name, hints[f.name]) if f.default is dataclasses.MISSING else (f.name, hints[f.name], f.default)
-                for f in dataclasses.fields(cls)
-            ],
+            [(f.name, hints[f.name], *_default_of(f)) for f in dataclasses.fields(cls)],
         )
     return _SCHEMAS[cls]
+
+
+def _default_of(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    """Return a field's default as msgspec has it; nothing for a field that must be there."""
+    if field.default_factory is not dataclasses.MISSING:
+        return (msgspec.field(default_factory=field.default_factory),)
+    return () if field.default is dataclasses.MISSING else (field.default,)
 
 
 def error_from_wire(wire: WireError) -> WeightdError:

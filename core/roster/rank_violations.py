@@ -80,6 +80,7 @@ class RanksMissing(RosterError):
         missing: The ranks that are not there; ``registered + len(missing) == expected``.
         by_node: The missing ranks by declared node; empty where no node is declared.
         waited_s: Seconds waited, None where a file was judged.
+        lost: Missing ranks that did attach, by number, with what became of them.
     """
 
     code: ClassVar[str] = "E_RANK_MISSING"
@@ -88,6 +89,7 @@ class RanksMissing(RosterError):
     missing: tuple[int, ...]
     by_node: dict[str, tuple[int, ...]]
     waited_s: float | None = None
+    lost: dict[str, str] = field(default_factory=dict)
 
     @property
     def registered(self) -> int:
@@ -96,8 +98,8 @@ class RanksMissing(RosterError):
 
     @property
     def node(self) -> str:
-        """The declared nodes of the missing ranks, or that they never attached."""
-        return ", ".join(self.by_node) or NEVER_ATTACHED
+        """The declared nodes of the missing ranks, or that they never attached; empty where some did."""
+        return ", ".join(self.by_node) or ("" if self.lost else NEVER_ATTACHED)
 
     def fields(self) -> dict[str, Plain]:
         """Return the facts, the ranks under the name of their own space."""
@@ -112,6 +114,7 @@ class RanksMissing(RosterError):
             "node": self.node,
             "by_node": {node: list(ranks) for node, ranks in self.by_node.items()},
             **({} if self.waited_s is None else {"waited_s": self.waited_s}),
+            **({"lost": self.lost} if self.lost else {}),
         }
 
     @classmethod
@@ -126,17 +129,28 @@ class RanksMissing(RosterError):
             whose, rank, role = (f"engine {self.engine}", "k", "rollout")
         listed = "ranks" if self.engine is None and len(self.missing) > 1 else rank
         within = "" if self.waited_s is None else f" within {self.waited_s} s"
-        where = f"declared on {self.node}" if self.by_node else NEVER_ATTACHED
-        if len(self.by_node) > 1:
-            where += f" ({nodes_text(self.by_node)})"
         return Story(
             what=f"{whose}: {self.registered} registered + {len(self.missing)} missing = "
             f"{plural(self.expected, f'{role} rank')}{within}",
-            which=f"missing: {listed} {ranges(self.missing)}, {where}",
+            which=", ".join(filter(None, (f"missing: {listed} {ranges(self.missing)}", self._where()))),
+            who="; ".join(f"{rank} {number} attached and is gone: {why}" for number, why in self.lost.items()),
             effect="no version starts before every rank is registered",
-            next=f"look at the log of {whose} {rank} {min(self.missing)}"
-            + (f" on {next(iter(self.by_node))}" if self.by_node else ", which reached no daemon"),
+            next=f"look at the log of {whose} {rank} {min(self.missing)}{self._nearby()}",
         )
+
+    def _where(self) -> str:
+        """Return where the missing ranks are declared, or which of them no daemon has seen."""
+        if self.by_node:
+            listed = f" ({nodes_text(self.by_node)})" if len(self.by_node) > 1 else ""
+            return f"declared on {self.node}{listed}"
+        never = [n for n in self.missing if str(n) not in self.lost]
+        return f"{ranges(never)} {NEVER_ATTACHED}" if self.lost and never else "" if self.lost else NEVER_ATTACHED
+
+    def _nearby(self) -> str:
+        """Return where to look for the first missing rank."""
+        if self.by_node:
+            return f" on {next(iter(self.by_node))}"
+        return "" if str(min(self.missing)) in self.lost else ", which reached no daemon"
 
 
 @dataclass(eq=False)

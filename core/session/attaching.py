@@ -7,6 +7,7 @@ first epoch is everybody's, and nothing stays half registered.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weightd.core.errors import Refused, WeightdError, flatten
@@ -17,7 +18,7 @@ from weightd.core.session.events import ProveEpoch
 from weightd.core.session.faults import DeadlinePassed, still_served
 from weightd.core.session.members import RANK0
 from weightd.core.session.view import Who, rank_name
-from weightd.core.units import Boot, EngineId, RolloutRank
+from weightd.core.units import Boot, EngineId, EngineRank, RolloutRank, TrainerRank
 from weightd.core.wire.messages import TrainerEntry
 
 if TYPE_CHECKING:
@@ -145,9 +146,20 @@ class Attaching:
         try:
             judge(s.roster, registrations, waited_s, f"run {s.run}")
         except Refused as report:
-            return Refused(report.subject, report.violations, self._effect())
+            return Refused(report.subject, tuple(self._with_lost(v) for v in report.violations), self._effect())
         late = DeadlinePassed("attaching", self.waits(), 0, None, waited_s, s.limits.attach_s, "attach_s", s.serving)
         return Refused(f"run {s.run}", (late,), self._effect())
+
+    def _with_lost(self, violation: WeightdError) -> WeightdError:
+        """Tell missing ranks that attached from those that never did."""
+        if not isinstance(violation, RanksMissing):
+            return violation
+        engine, lost = violation.engine, {}
+        for number in violation.missing:
+            who = TrainerRank(number) if engine is None else RolloutRank(EngineId(engine), EngineRank(number))
+            why = self._s.members.why_absent(who)
+            lost.update({str(number): why} if why else {})
+        return replace(violation, lost=lost)
 
     def _refuse_all(self, report: WeightdError, now: float) -> None:
         s = self._s

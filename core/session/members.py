@@ -124,6 +124,17 @@ class Members:
             if all(who in self.here and self.here[who].ready for who in engine_ranks(roster, EngineId(e.id)))
         )
 
+    def why_absent(self, who: Who) -> str:
+        """Return what became of a rank that attached and is not here; empty for one that never did."""
+        refused = [(node, error) for (w, _), (node, error) in self._refused.items() if w == who]
+        if refused:
+            node, error = refused[-1]
+            return f"refused on node {node}: {error.code}"
+        if who not in self.lost:
+            return ""
+        registration, why = self.lost[who]
+        return f"pid {registration.pid} on node {registration.node}: {why or 'it was not heard any more'}"
+
     # ------------------------------------------------------------ inside
 
     @staticmethod

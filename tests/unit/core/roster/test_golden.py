@@ -33,6 +33,9 @@ ERRORS: dict[str, WeightdError] = {
     "E_GPU_MISMATCH": v.GpuMismatch("E0", 3, "n1", "GPU-5fd4", "GPU-77a0", 4711),
     "E_RANK_MISSING": MISSING_K,
     "E_RANK_MISSING.nodes": v.RanksMissing("E0", 16, (3, 12, 13), {"n0": (3,), "n1": (12, 13)}),
+    "E_RANK_MISSING.lost": v.RanksMissing(
+        None, 4, (1, 2), {}, 5.0, {"2": "pid 4711 on node b: pid 4711 has ended or closed its socket"}
+    ),
     "E_RANK_MISSING.trainer": v.RanksMissing(None, 4, (1, 2), {}, 5.0),
     "E_RANK_DUP": v.RankDuplicate("E0", 3, 8, 9, ("n0", "n1"), (4711, 4802)),
     "E_RANK_DUP.file": v.RankDuplicate("E0", 3, 8, 9, ("n0", "n0"), ()),

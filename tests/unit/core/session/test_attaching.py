@@ -24,6 +24,19 @@ def test_absentees_are_named_and_everybody_is_refused_with_the_full_report() -> 
     assert [] == bench.records("epoch")
 
 
+def test_a_rank_that_attached_and_died_is_not_said_to_have_never_attached() -> None:
+    bench = LeaderBench().lead()
+    bench.attach(TrainerRank(0), TrainerRank(1), rank("E0", 0), rank("E1", 0)).say()
+    bench.die(rank("E1", 0), "killed by signal 9").say()
+
+    bench.pass_time(LIMITS.attach_s + 1)
+
+    report = bench.refusal("trainer 0").text
+    assert "k 0 attached and is gone" in report
+    assert "on node b: killed by signal 9" in report
+    assert 1 == report.count("never attached"), report  # E0[1]
+
+
 def test_a_declared_node_is_named_for_an_absentee() -> None:
     roster = Roster(
         1,
