@@ -258,7 +258,17 @@ class _Book:
         return end >= source.shape[0] or number in self._unused_whole
 
     def conflicts(self, catalog: Catalog) -> Iterator[DescriptionConflict]:
-        """Return the tensors on whose description ranks disagree."""
+        """Return the tensors on whose description ranks disagree, those of one way as one.
+
+        A wrong element type is wrong for every tensor of a model.
+        """
+        ways: dict[tuple[object, ...], list[DescriptionConflict]] = {}
+        for conflict in self._each_conflict(catalog):
+            ways.setdefault(conflict.way, []).append(conflict)
+        for first, *more in ways.values():
+            yield first.together_with(tuple(conflict.parameter for conflict in more))
+
+    def _each_conflict(self, catalog: Catalog) -> Iterator[DescriptionConflict]:
         for number in sorted(self._suspect):
             if catalog.sound[number]:
                 continue

@@ -8,12 +8,12 @@ trainer are numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import msgspec
 
-from weightd.core.errors import Story, WeightdError, binary_size, ranges, some
+from weightd.core.errors import SHOWN, Story, WeightdError, binary_size, ranges, some
 from weightd.core.layout.columns import RowRange
 
 
@@ -272,18 +272,34 @@ class NamesUnmatched(ElementError):
 
 @dataclass(eq=False)
 class DescriptionConflict(ElementError):
-    """Two ranks disagree on the shape or the dtype of one name.
+    """Two ranks disagree on the shape or the dtype of one name, and maybe in the same way on others.
 
     Attributes:
         parameter: Name of the tensor.
         descriptions: Every different statement with those who make it, the commonest first.
         unused_rows: Rows that the trainer declares unused; they may exceed the engine's shape.
+        others: Further tensors on which the same ranks differ in the same way.
+        also: The first of them, by name.
     """
 
     code: ClassVar[str] = "E_DESCRIPTION"
     parameter: str
     descriptions: tuple[Description, ...]
     unused_rows: tuple[RowRange, ...] = ()
+    others: int = 0
+    also: tuple[str, ...] = ()
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What conflicts of one cause have in common: who differs from whom, and in what."""
+        one, other = self.descriptions[0], self.descriptions[1]
+        dtypes = (one.dtype, other.dtype) if one.dtype != other.dtype else ()
+        shapes = one.shape != other.shape
+        return (*((d.trainer_ranks, d.rollout_ranks) for d in self.descriptions), dtypes, shapes, self.unused_rows)
+
+    def together_with(self, others: tuple[str, ...]) -> DescriptionConflict:
+        """Return the conflict as the first of several of one way."""
+        return replace(self, others=len(others), also=others[:SHOWN])
 
     def story(self) -> Story:
         """Return the text; it says what differs and the usual cause."""
@@ -293,11 +309,19 @@ class DescriptionConflict(ElementError):
             who += [some(d.rollout_ranks)] if d.rollout_ranks else []
             said.append(f"{_numbers(d.shape)} {d.dtype} on {' and '.join(who)}")
         return Story(
-            what=f"{self.parameter} is described in {len(self.descriptions)} ways",
+            what=f"{self.parameter} is described in {len(self.descriptions)} ways{self._and_others()}",
             which="; ".join(said),
             who=self._difference(),
             next=self._next(),
         )
+
+    def _and_others(self) -> str:
+        """Return which other tensors are, by the same ranks."""
+        if not self.others:
+            return ""
+        rest = self.others - len(self.also)
+        names = ", ".join(self.also) + (f" and {rest} more" if rest else "")
+        return f"; {self.others} more alike: {names}"
 
     def _next(self) -> str:
         """Return what to do about what differs."""

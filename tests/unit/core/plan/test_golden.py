@@ -55,6 +55,13 @@ ERRORS: dict[str, WeightdError] = {
         ),
         (RowRange(32001, 32064),),
     ),
+    "E_DESCRIPTION.many": v.DescriptionConflict(
+        "layers.0.w",
+        (v.Description((4,), "float32", (0, 1), ()), v.Description((4,), "bfloat16", (), ("E0[0]",))),
+        (),
+        289,
+        ("layers.1.w", "layers.2.w"),
+    ),
     "E_DESCRIPTION.dtype": v.DescriptionConflict(
         "w", (v.Description((4,), "float32", (0,), ()), v.Description((4,), "bfloat16", (1,), ("E0[0]",)))
     ),

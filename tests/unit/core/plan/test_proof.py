@@ -101,6 +101,22 @@ def test_ranks_that_disagree_on_shape_or_dtype(shape: tuple[int, ...], dtype: st
         assert {d.shape for d in error.descriptions} == {(4, 2), shape}
 
 
+def test_one_wrong_element_type_is_one_violation() -> None:
+    """A cast that was forgotten is wrong for every tensor: 20 of them, and another fault is not drowned in it."""
+    held: list[Said] = [(f"w{n:02d}", (4, 2), "float32") for n in range(20)]
+    needed: list[Said] = [(name, shape, "bfloat16") for name, shape, _ in held]
+
+    errors = refusal([shard("slot", *held, ("x", (4,), "float32"))], [shard("param", *needed, ("x", (5,), "float32"))])
+
+    cast, shape = errors
+    assert isinstance(cast, DescriptionConflict)
+    assert (cast.parameter, cast.others, cast.also) == ("w00", 19, tuple(f"w{n:02d}" for n in range(1, 9)))
+    assert "19 more alike: w01" in str(cast)
+    assert "and 11 more" in str(cast)
+    assert isinstance(shape, DescriptionConflict)
+    assert (shape.parameter, shape.others) == ("x", 0)
+
+
 def test_an_empty_tensor_is_covered_and_its_shape_kept() -> None:
     """A parameter of no element is a name like any other; (0, 8) is not (0,)."""
     empty: Said = ("e", (0, 8), "float32")
