@@ -127,7 +127,8 @@ def together(wrong: list[str]) -> list[str]:
 def keep(whole: Mapping[str, torch.Tensor] | None, path: Path) -> None:
     """Write the truth for the engine's ranks; only rank 0, before it publishes and so before anybody may look."""
     if whole is not None and dist.get_rank() == 0:
-        np.savez(path, **{name: bits_of(t) for name, t in whole.items() if t.dtype == torch.bfloat16})
+        found: dict[str, Any] = {name: bits_of(t) for name, t in whole.items() if t.dtype == torch.bfloat16}
+        np.savez(path, **found)
 
 
 # ---------------------------------------------------------------- engine

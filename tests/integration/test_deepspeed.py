@@ -37,8 +37,7 @@ Verdicts = dict[str, dict[str, Any]]
 @pytest.fixture(scope="module")
 def verdicts(module_folder: Path) -> Verdicts:
     """Make all runs under the same two daemons, and gather what every rank found."""
-    longer = {"attach_s": RUN_S / 2, "collect_s": 30.0, "fetch_s": 30.0, "apply_wait_s": 30.0}
-    with Cluster(module_folder, **longer) as cluster:
+    with Cluster(module_folder, attach_s=RUN_S / 2, collect_s=30.0, fetch_s=30.0, apply_wait_s=30.0) as cluster:
         sockets = [str(cluster.nodes.socket(node)) for node in ("a", "b")]
         # DeepSpeed 0.19 calls functions that torch 2.13 deprecates.
         command = [sys.executable, "-W", "ignore", "-m", "tests.integration.deepspeed_ranks", str(module_folder)]
@@ -63,8 +62,9 @@ def verdicts(module_folder: Path) -> Verdicts:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_byte_of_every_engine_rank_is_deepspeeds_own(verdicts: Verdicts, setting: str) -> None:
-    whole = {"attach": [], **{str(version): [] for version in VERSIONS}}
-    expected = {f"trainer-{r}": [] for r in range(4)} | {f"engine-{k}": whole for k in range(SIZE)}
+    nothing: list[str] = []
+    whole = dict.fromkeys(["attach", *map(str, VERSIONS)], nothing)
+    expected: dict[str, Any] = {f"trainer-{r}": nothing for r in range(4)} | {f"engine-{k}": whole for k in range(SIZE)}
 
     assert verdicts[Run(setting, False).name] == expected
 
