@@ -38,6 +38,9 @@ _POPULATE_READ = 22
 _POPULATE_WRITE = 23
 """MADV_POPULATE_READ and _WRITE of Linux 5.14; the mmap module of Python 3.11 has no names for them."""
 
+_BLOCK_BYTES = 512
+"""Unit of st_blocks (stat(2)), whatever the file system's own."""
+
 _HINTS = {
     errno.EMFILE: "raise this process's limit of open files (ulimit -n); a mapped pool takes two",
     errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
@@ -71,12 +74,14 @@ class Pool:
         self._payload: NDArray[np.uint8] | None = whole[HEADER_BYTES : HEADER_BYTES + self.payload_nbytes]
 
     @classmethod
-    def create(cls, name: str, payload_nbytes: int) -> Self:
+    def create(cls, name: str, payload_nbytes: int, *, reserve: bool = True) -> Self:
         """Make a pool of zeros whose pages are all there.
 
         Args:
             name: For texts, and for ``/proc/<pid>/maps``.
             payload_nbytes: Bytes that it is to carry; 0 is legal.
+            reserve: Whether its pages are taken now.  Without them it costs nothing but its header's page until
+                ``reserve()``, and nobody may touch it before.
 
         Raises:
             MemoryExhausted: The system gives no memory or no descriptor; nothing is left behind.
@@ -89,12 +94,12 @@ class Pool:
             doing = "setting the size"
             os.ftruncate(fd, nbytes)
             doing = "reserving the pages"
-            _check_room(name, nbytes)
-            # Here a full file system is an error; at the first touch of a page it would be a SIGBUS.
-            os.posix_fallocate(fd, 0, nbytes)
+            if reserve:
+                _take_pages(name, fd, nbytes)
             doing = "mapping"
             mapping = mmap.mmap(fd, nbytes)
-            _fault_in(mapping, writable=True)
+            if reserve:
+                _fault_in(mapping, writable=True)
             Header(np.frombuffer(mapping, dtype=np.uint8)).initialise(payload_nbytes)
             doing = "sealing"
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
@@ -116,7 +121,7 @@ class Pool:
             nbytes: Size of the whole memfd, as its owner claims.
             name: For texts.
             writable: Map it for writing: only for this daemon's own landings after a restart.
-            populate: Fault its pages in now, so that no version pays for it.
+            populate: Fault its pages in now, so that no version pays for it; those that its owner reserved.
 
         Raises:
             MemoryRefused: It is no memfd, lacks a seal, has another size, or no valid header.
@@ -128,7 +133,7 @@ class Pool:
             access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
             mapping = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=access)
             _check_header(mapping, nbytes, name)
-            if populate:
+            if populate and _reserved(fd, nbytes):
                 _fault_in(mapping, writable=writable)
         except (OSError, MemoryRefused) as error:
             _drop(fd, mapping)
@@ -136,6 +141,21 @@ class Pool:
                 raise _exhausted(name, nbytes, "mapping", error) from error
             raise
         return cls(name, fd, mapping, writable=writable)
+
+    def reserve(self) -> None:
+        """Take the pages of a pool that was made without them; harmless when done twice.
+
+        Raises:
+            MemoryExhausted: The system does not give them; the pool stays as it is.
+        """
+        mapping = self._mapping
+        if mapping is None or _reserved(self.fd, self.nbytes):
+            return
+        try:
+            _take_pages(self.name, self.fd, self.nbytes)
+            _fault_in(mapping, writable=True)
+        except OSError as error:
+            raise _exhausted(self.name, self.nbytes, "reserving the pages", error) from error
 
     @property
     def header(self) -> Header:
@@ -223,6 +243,17 @@ def _check_header(mapping: mmap.mmap, nbytes: int, name: str) -> None:
     fault = Header(np.frombuffer(mapping, dtype=np.uint8)).fault(nbytes)
     if fault:
         raise MemoryRefused(name, nbytes, nbytes, fault)
+
+
+def _take_pages(name: str, fd: int, nbytes: int) -> None:
+    """Reserve every page: here a full file system is an error, at the first touch it would be a SIGBUS."""
+    _check_room(name, nbytes)
+    os.posix_fallocate(fd, 0, nbytes)
+
+
+def _reserved(fd: int, nbytes: int) -> bool:
+    """Whether every page of a memfd is there; reading one that is not would take it."""
+    return os.fstat(fd).st_blocks * _BLOCK_BYTES >= nbytes
 
 
 def _check_room(name: str, nbytes: int) -> None:

@@ -10,7 +10,7 @@ from weightd.core.layout.message import encode_layout
 from weightd.core.roster.topology import Roster
 from weightd.core.session.deadlines import Deadlines
 from weightd.core.session.faults import DeadlinePassed
-from weightd.core.units import NO_EPOCH, Epoch, Term, Version, VersionKey
+from weightd.core.units import NO_EPOCH, Epoch, Term, TrainerRank, Version, VersionKey
 from weightd.core.wire.blobs import blob_digest
 from weightd.core.wire.messages import PublisherGoal, PublisherReport, ReceiverGoal, TrainerHello
 from weightd.link.errands import Errand
@@ -21,6 +21,8 @@ from weightd.trainer_hooks.describe import Described
 from weightd.trainer_hooks.faults import SlotNotFree, VersionNotDecided
 from weightd.trainer_hooks.identity import Identity
 from weightd.trainer_hooks.ledger import Ledger
+from weightd.trainer_hooks.live.layout import LiveDescribed
+from weightd.trainer_hooks.live.slots import LiveSlots
 from weightd.trainer_hooks.slots import Slots
 
 _OFFER_S = 60.0
@@ -54,7 +56,7 @@ class TrainerAttachment(HookSession):
         layout = encode_layout(described.layout)
         digest = blob_digest(layout)
         self.blobs = {digest: layout}
-        self.slots = Slots(identity.rank, described, digest)
+        self.slots: Slots = _slots(identity.rank, described, digest)
         self.ledger = Ledger(identity.rank)
         self._closing = False
         self._hello = TrainerHello(
@@ -67,6 +69,7 @@ class TrainerAttachment(HookSession):
             layout_nbytes=len(layout),
             regions=self.slots.regions(),
             roster=roster,
+            live=self.slots.live,
         )
 
     # ------------------------------------------------------------ face of the control thread
@@ -192,6 +195,12 @@ class TrainerAttachment(HookSession):
             self._closing = True
         self.shut(why)
         self.slots.close()
+
+
+def _slots(rank: TrainerRank, described: Described, digest: str) -> Slots:
+    if isinstance(described, LiveDescribed):
+        return LiveSlots(rank, described, digest)
+    return Slots(rank, described, digest)
 
 
 def _offer(key: PoolKey, attachment: TrainerAttachment, channel: FdChannel) -> None:

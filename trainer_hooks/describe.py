@@ -96,16 +96,16 @@ def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedS
         kind = dtype_name(shard.name, dtype)
         offset = fill.get(kind, 0)
         for part in shard.parts:
-            row = _add_tensor(builder, tensors, part, kind)
+            row = add_tensor(builder, tensors, part, kind)
             if len(part.pieces):
                 builder.add_pieces(moved(part.pieces, offset), row, buffers[kind])
         if shard.numel:
-            fill[kind] += _aligned(prod(shard.local_shape), dtype.itemsize)
+            fill[kind] += aligned(prod(shard.local_shape), dtype.itemsize)
             places.append(Place(shard, dtype, sections[kind][0], offset))
     for alias, canonical in holdings.aliases:
         builder.add_alias(alias, canonical)
     for entry in unused:
-        _add_unused(builder, entry)
+        add_unused(builder, entry)
     payload = max((base + nbytes for base, nbytes in sections.values()), default=0)
     layout = builder.build(whose)
     verify = tuple(tie_check(layout, *tie) for tie in holdings.ties)
@@ -133,7 +133,7 @@ def _cast_of(shard: Shard, casts: Mapping[str, torch.dtype], names: set[str]) ->
     return wanted.pop() if wanted else shard.dtype
 
 
-def _aligned(numel: int, itemsize: int) -> int:
+def aligned(numel: int, itemsize: int) -> int:
     """Return elements rounded up to whole cache lines."""
     per_line = BASE_ALIGN // itemsize
     return -(-numel // per_line) * per_line
@@ -144,7 +144,7 @@ def _sections(shards: Sequence[Shard], dtypes: Sequence[torch.dtype]) -> dict[st
     elements: dict[str, int] = {}
     for shard, dtype in zip(shards, dtypes, strict=True):
         kind = dtype_name(shard.name, dtype)
-        held = _aligned(prod(shard.local_shape), dtype.itemsize) if shard.numel else 0
+        held = aligned(prod(shard.local_shape), dtype.itemsize) if shard.numel else 0
         elements[kind] = elements.get(kind, 0) + held
     sections: dict[str, tuple[int, int]] = {}
     base = 0
@@ -155,7 +155,7 @@ def _sections(shards: Sequence[Shard], dtypes: Sequence[torch.dtype]) -> dict[st
     return sections
 
 
-def _add_tensor(builder: LayoutBuilder, known: dict[str, tuple[tuple[int, ...], str]], part: Part, kind: str) -> int:
+def add_tensor(builder: LayoutBuilder, known: dict[str, tuple[tuple[int, ...], str]], part: Part, kind: str) -> int:
     """Return the row of a part's tensor, which several shards may hold parts of."""
     found = part.shape, kind
     if part.name not in known:
@@ -168,7 +168,8 @@ def _add_tensor(builder: LayoutBuilder, known: dict[str, tuple[tuple[int, ...], 
     return row
 
 
-def _add_unused(builder: LayoutBuilder, entry: UnusedSpec) -> None:
+def add_unused(builder: LayoutBuilder, entry: UnusedSpec) -> None:
+    """Add what nobody is to take."""
     if isinstance(entry, str):
         builder.add_unused(entry, None, "declared by the trainer")
     elif isinstance(entry, Unused):

@@ -14,6 +14,9 @@
     ├── NothingToPublish       E_NOTHING          a publish would bind no tensor
     ├── LoraUndecided          E_LORA_CHOICE      a PEFT model, and nobody says what of it is published
     ├── LoraUnsupported        E_LORA             a module of PEFT that cannot be published as asked
+    ├── LiveMemoryRefused      E_LIVE             a parameter that cannot live in shared memory
+    ├── LiveMemoryWritten      E_LIVE_WRITTEN     parameters were written while they were published
+    ├── LiveMemoryRead         E_LIVE_READ        a step would write what somebody still reads
     ├── NotBetweenSteps        E_STEP             the trainer is in the middle of a step
     ├── WorldUnknown           E_WORLD            nobody says which trainer rank this is
     ├── NotAttached            E_NOT_ATTACHED     publish() or wait() before attach() or after close()
@@ -353,6 +356,83 @@ class LoraUnsupported(TrainerHookError):
             which=f"supported: {some(self.supported)}",
             effect=_NOTHING_SENT,
             next="use a supported form, or merge the adapter yourself and publish the model that is left",
+        )
+
+
+@dataclass(eq=False)
+class LiveMemoryRefused(TrainerHookError):
+    """A parameter that cannot be moved into shared memory under all that holds it.
+
+    Attributes:
+        name: The tensor.
+        why: What is in the way.
+    """
+
+    code: ClassVar[str] = "E_LIVE"
+    name: str
+    why: str
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.name} cannot live in shared memory: {self.why}",
+            effect=f"{_NOTHING_SENT}; every parameter has its values and memory of its own",
+            next='give it memory of its own (p.data = p.data.clone()) and let go of what holds the old one, or publish '
+            'copies: memory="snapshot"',
+        )
+
+
+@dataclass(eq=False)
+class LiveMemoryWritten(TrainerHookError):
+    """Live parameters were written between their publish and its decision.
+
+    Attributes:
+        name: A tensor of which bytes changed.
+        version: The version that was published.
+    """
+
+    code: ClassVar[str] = "E_LIVE_WRITTEN"
+    name: str
+    version: int
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        return Story(
+            what=f"{self.name} was written while version {self.version} was published from the same memory",
+            effect=f"engines that serve version {self.version} may hold a mix of it and of what was written",
+            next="call before_step() before whatever writes the parameters, then publish again",
+        )
+
+
+@dataclass(eq=False)
+class LiveMemoryRead(TrainerHookError):
+    """A step may not begin: its version is in a copy, and somebody still reads the live memory.
+
+    Attributes:
+        rank: The trainer rank.
+        version: The version.
+        waited_s: Seconds waited since the copy.
+        limit_s: The limit.
+        waiting_for: What the run waits for, in the leader's words.
+    """
+
+    code: ClassVar[str] = "E_LIVE_READ"
+    rank: int
+    version: int
+    waited_s: float
+    limit_s: float
+    waiting_for: str = ""
+
+    def story(self) -> Story:
+        """Return the lines of the text."""
+        why = f"the run waits for {self.waiting_for}" if self.waiting_for else "the leader names nothing it waits for"
+        return Story(
+            what=f"no step: version {self.version} was copied, and its live memory is still read after "
+            f"{self.waited_s:.1f} s (restart_s {self.limit_s:.1f})",
+            which=why,
+            who=f"trainer rank {self.rank}",
+            effect="the parameters were not written",
+            next="weightd status names who applies; calling before_step() again waits again",
         )
 
 

@@ -37,6 +37,9 @@ from weightd.trainer_hooks.exchange import Exchange
 from weightd.trainer_hooks.facts import Facts, with_facts
 from weightd.trainer_hooks.faults import NotAttached
 from weightd.trainer_hooks.identity import Engines, declare_roster, identify
+from weightd.trainer_hooks.live.choice import Memory, is_live, stepping_of, written_between_steps
+from weightd.trainer_hooks.live.layout import describe_live
+from weightd.trainer_hooks.live.stepping import Optimizers, Stepping
 from weightd.trainer_hooks.lora.choice import Lora
 from weightd.trainer_hooks.lora.holdings import lora_holdings
 from weightd.trainer_hooks.renaming import Renaming, renamed_holdings
@@ -73,6 +76,8 @@ class PublisherOptions(TypedDict, total=False):
     socket: str | os.PathLike[str] | None
     attach_s: float | None
     deadlines: Deadlines | None
+    memory: Memory
+    optimizer: Optimizers
 
 
 class Publisher:
@@ -108,6 +113,8 @@ class Publisher:
         socket: str | os.PathLike[str] | None = None,
         attach_s: float | None = None,
         deadlines: Deadlines | None = None,
+        memory: Memory = "snapshot",
+        optimizer: Optimizers = None,
     ) -> None:
         """Prepare a publisher; nothing is connected or allocated before ``attach``.
 
@@ -142,11 +149,19 @@ class Publisher:
                 ``/run/weightd``.
             attach_s: Limit of ``attach`` in seconds; by default ``deadlines.attach_s``.
             deadlines: This hook's own limits.
+            memory: ``snapshot``: ``publish()`` copies, and training goes on at once.  ``live``: ``attach()`` moves the
+                parameters into shared memory, they are published from there without a copy, and a step waits until
+                their version is decided.
+            optimizer: With ``live``, the optimizers of which steps wait; by default every torch optimizer of this
+                process.  Whatever else writes the parameters calls ``before_step()`` first.
 
         Raises:
             WorldUnknown: Nobody says which rank this is.
-            ConfigError: The roster file cannot stand.
+            ConfigError: The roster file cannot stand; ``memory`` is neither of the two, or ``live`` with a cast.
         """
+        self._live = is_live(memory, dtype)
+        self._optimizer = optimizer
+        self._stepping: Stepping | None = None
         # Pairs that come only once are kept: they are described at attach, and before that by whoever asks.
         self._source: Source | Holdings = (
             list(module_or_params) if isinstance(module_or_params, Iterator) else module_or_params
@@ -155,7 +170,7 @@ class Publisher:
         self.rank, self.world = self._identity = identify(rank, world)
         self._slot = slot or f"pid-{os.getpid()}"
         self._roster = declare_roster(engines, self._identity, reserved, mode)
-        self._adapter = adapter
+        self._adapter: Adapter = adapter
         self._casts = dtype
         self._masters = masters
         self._lora = lora
@@ -216,7 +231,10 @@ class Publisher:
         source = self._source
         holdings = source if isinstance(source, Holdings) else self._found(source)
         holdings = with_facts(renamed_holdings(holdings, self._renamed), self._facts)
-        return describe_holdings(holdings, self._casts, self._unused, f"layout of trainer rank {self.rank}")
+        whose = f"layout of trainer rank {self.rank}"
+        if self._live:
+            return describe_live(holdings, written_between_steps(source), self._unused, whose)
+        return describe_holdings(holdings, self._casts, self._unused, whose)
 
     def _found(self, source: Source) -> Holdings:
         connect = partial(Exchange, self._identity, "lora", self._deadlines.collect_s)
@@ -258,6 +276,7 @@ class Publisher:
         try:
             attachment.open(begun + min(_DAEMON_S, self._attach_s))
             attachment.wait_joined(self._attach_s, begun, _REPORT_S)
+            self._stepping = stepping_of(attachment, self._optimizer)
         except BaseException as error:
             attachment.end(f"attach failed: {type(error).__name__}")
             raise
@@ -265,8 +284,14 @@ class Publisher:
         return self
 
     def close(self) -> None:
-        """Leave the run in order; harmless when done twice.  What was published stays readable for its readers."""
+        """Leave the run in order; harmless when done twice.  What was published stays readable for its readers.
+
+        Live parameters get memory of their own again, by one copy.
+        """
         attachment, self._attachment = self._attachment, None
+        stepping, self._stepping = self._stepping, None
+        if stepping is not None:
+            stepping.close()
         if attachment is not None:
             attachment.end("closed by the trainer")
 
@@ -283,6 +308,8 @@ class Publisher:
     def publish(self, version: int | None = None, label: object = None) -> Version:
         """Copy this rank's shards into a free slot and publish them; training may go on at once.
 
+        Live parameters are published where they lie: training may go on, and its next step waits.
+
         Args:
             version: Number of the version; by default ``next_version``.  All ranks publish the same numbers
                 in the same order.
@@ -298,11 +325,13 @@ class Publisher:
             HoldingsChanged: A parameter is not what was attached.
             NotBetweenSteps: A DeepSpeed engine is in the middle of a step; nothing was read.
             PeerGone: The daemon is gone for longer than ``restart_s``.
+            LiveMemoryWritten: Live parameters were written while the version before was published.
         """
         attachment = self._attached("publish()")
         with attachment.changed:
             number = attachment.ledger.key_for(None if version is None else Version(version)).version
         slot = attachment.wait_slot(number, self._deadlines.release_s)
+        attachment.slots.raise_written()
         attachment.slots.fill(slot)
         with attachment.changed:
             key = attachment.ledger.key_for(number)  # its attempt, as it is known now
@@ -310,6 +339,24 @@ class Publisher:
             attachment.slots.published(slot, key, None if label is None else str(label))
         attachment.tell()
         return number
+
+    def before_step(self) -> None:
+        """Return once the parameters may be written; at once unless ``memory="live"``.
+
+        Steps of torch optimizers call it by themselves.  It waits up to ``deadlines.step_wait_s`` for the published
+        version to be decided; then it copies the version, says so in the log, and returns once nobody reads the
+        parameters any more.
+
+        Raises:
+            LiveMemoryWritten: The parameters were written while they were published.
+            LiveMemoryRead: The copy is made, and somebody still reads the parameters after ``restart_s``.
+            SlotNotFree: The version before is not decided either, after ``release_s``.
+            MemoryExhausted: There is no memory for the copy.
+            PeerGone: The daemon is gone for longer than ``restart_s``.
+        """
+        self._attached("before_step()")
+        if self._stepping is not None:
+            self._stepping.before_step()
 
     def wait(self, version: int, until: Until = "committed", timeout_s: float | None = None) -> Version:
         """Wait for the outcome of a version; at once if it is decided.

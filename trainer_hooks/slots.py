@@ -38,7 +38,14 @@ _Seen = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class Slots:
-    """The slots of one trainer rank.  Their states are serialised by the owner's lock; only ``fill`` runs outside."""
+    """The slots of one trainer rank.  Their states are serialised by the owner's lock; only ``fill`` runs outside.
+
+    Attributes:
+        live: Whether the first slot is the memory of the parameters themselves.
+        pools: The memory of each.
+    """
+
+    live = False
 
     def __init__(self, rank: TrainerRank, described: Described, layout_digest: str, count: int = SLOTS) -> None:
         """Make the pools and build all views.
@@ -57,7 +64,7 @@ class Slots:
         try:
             for slot in range(count):
                 name = f"trainer {rank} slot {slot} region 0"
-                self.pools.append(Pool.create(name, described.payload_nbytes))
+                self.pools.append(self._make_pool(name, slot, described.payload_nbytes))
         except BaseException:
             self.close()
             raise
@@ -109,6 +116,9 @@ class Slots:
                 self._keys[release.slot] = NO_KEY
                 self._labels[release.slot] = None
 
+    def raise_written(self) -> None:
+        """Raise if what was published was written meanwhile; a slot is written by nobody else."""
+
     def published(self, slot: int, key: VersionKey, label: str | None) -> None:
         """Say that the slot holds ``key``, whole."""
         self._keys[slot] = key
@@ -132,12 +142,9 @@ class Slots:
         self._bind()
         self._check_frozen()
         pool = self.pools[slot]
-        pool.bump()  # odd: whoever reads now discards what it read
+        self._begin(pool)
         try:
-            nbytes = _run(self._work[slot])
-            if not self._filled[slot]:
-                nbytes += _run(self._frozen_work[slot])
-                self._filled[slot] = True
+            nbytes = self._write(slot)
         finally:
             pool.bump()
         for verify in self._verify:
@@ -150,6 +157,22 @@ class Slots:
         self._work, self._frozen_work = [], []
         for pool in self.pools:
             pool.close()
+
+    def _make_pool(self, name: str, slot: int, nbytes: int) -> Pool:
+        """Return the memory of a slot."""
+        return Pool.create(name, nbytes)
+
+    def _begin(self, pool: Pool) -> None:
+        """Make the generation odd: whoever reads from here on discards what it read."""
+        pool.bump()
+
+    def _write(self, slot: int) -> int:
+        """Copy every shard, frozen ones once, and return the bytes written."""
+        nbytes = _run(self._work[slot])
+        if not self._filled[slot]:
+            nbytes += _run(self._frozen_work[slot])
+            self._filled[slot] = True
+        return nbytes
 
     def _bind(self) -> None:
         """Make the views again if any parameter's memory is elsewhere than when they were made.

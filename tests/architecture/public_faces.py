@@ -12,6 +12,7 @@ _DECLARED = "tests/hooks/test_declared_faces.py::test_what_cannot_be_described"
 _FACES = "tests/integration/test_error_faces.py::"
 _FD = "tests/integration/test_fd_channel.py::"
 _HOSTILE = "tests/integration/test_foreign_layouts.py::test_a_hostile_layout_is_refused_by_name"
+_LIVE = "tests/hooks/test_live_memory.py::"
 _MEET = "tests/hooks/test_hooks_meet.py::"
 _ORDERS = "tests/hooks/test_foreign_orders.py::"
 _PLANS = "tests/hooks/test_foreign_plans.py::"
@@ -52,6 +53,9 @@ MET: dict[str, str] = {
     "E_LAYOUT_NAME": _HOSTILE,
     "E_LAYOUT_OPERATION": _PLAN_FILES + "test_pieces_too_many_to_meet",
     "E_LAYOUT_SKEW": _RARE + "test_a_version_of_another_layout_than_was_planned",
+    "E_LIVE": _LIVE + "test_a_parameter_that_cannot_move_refuses_before_any_daemon_is_asked",
+    "E_LIVE_READ": _LIVE + "test_a_step_under_a_reader_is_refused_and_may_be_tried_again",
+    "E_LIVE_WRITTEN": _LIVE + "test_what_is_written_while_it_is_published_is_named_at_the_next_call",
     "E_MEMORY": "tests/integration/test_foreign_layouts.py::test_a_layout_larger_than_the_memory_that_was_announced",
     "E_MEMORY_BUDGET": _FACES + "test_a_landing_larger_than_its_budget",
     "E_MEMORY_EXHAUSTED": _FACES + "test_slots_that_no_host_has_memory_for",
@@ -134,9 +138,6 @@ OWED = frozenset(
     {
         "E_EXCHANGE",
         "E_FROZEN",
-        "E_LIVE",
-        "E_LIVE_READ",
-        "E_LIVE_WRITTEN",
         "E_LORA",
         "E_LORA_CHOICE",
         "E_NOTHING",

@@ -86,11 +86,11 @@ class Answer:
 class Rank:
     """One rank's process."""
 
-    def __init__(self, name: str, spec: TrainerSpec | EngineSpec) -> None:
+    def __init__(self, name: str, spec: Any, target: Callable[..., None] = live) -> None:
         self.name = name
         self.spec = spec
         self._pipe, theirs = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=live, args=(theirs, spec), name=name, daemon=True)
+        self._process = CONTEXT.Process(target=target, args=(theirs, spec), name=name, daemon=True)
         self._process.start()
         theirs.close()
 
@@ -201,7 +201,11 @@ class Cluster:
         return self._start(rank.name, replace(rank.spec, **changes))
 
     def _start(self, name: str, spec: TrainerSpec | EngineSpec) -> Rank:
-        rank = Rank(name, spec)
+        return self.start(name, spec, live)
+
+    def start(self, name: str, spec: Any, target: Callable[..., None]) -> Rank:
+        """Start a rank of another kind: ``target`` is called with its pipe and ``spec``."""
+        rank = Rank(name, spec, target)
         self.ranks.append(rank)
         return rank
 

@@ -57,6 +57,31 @@ def test_every_page_is_there_before_the_first_copy() -> None:
         assert pool.nbytes == 512 * os.fstat(pool.fd).st_blocks
 
 
+def test_a_pool_without_pages_costs_one_until_it_is_reserved() -> None:
+    with nothing_left_open(), Pool.create("trainer 3", 1 << 20, reserve=False) as pool:
+        assert pages(pool) == 1
+        with Pool.adopt(os.dup(pool.fd), pool.nbytes) as other:
+            assert (pages(pool), other.payload_nbytes, other.generation) == (1, 1 << 20, 0)
+            pool.reserve()
+            assert pages(pool) == pool.nbytes // HEADER_BYTES
+            pool.payload[:] = 7
+            pool.reserve()
+            assert other.payload.min() == 7
+
+
+def pages(pool: Pool) -> int:
+    return os.fstat(pool.fd).st_blocks * 512 // HEADER_BYTES
+
+
+def test_memory_that_is_not_there_when_it_is_reserved_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Pool.create("trainer 3", 1 << 20, reserve=False) as pool:
+        monkeypatch.setattr("weightd.link.memory.available_nbytes", lambda: 4096)
+        with pytest.raises(MemoryExhausted, match=r"4\.0 KiB are available"):
+            pool.reserve()
+
+        assert pages(pool) == 1
+
+
 def test_an_adopted_pool_is_read_only_unless_asked_for() -> None:
     with Pool.create("landing", 10) as pool:
         with Pool.adopt(os.dup(pool.fd), pool.nbytes) as reader:
