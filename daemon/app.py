@@ -446,12 +446,22 @@ class Daemon:
                 self._layout_here(hook, layout)
 
     def _layout_here(self, hook: Hook, layout: Layout) -> None:
-        error = check_layout(hook.hello, layout)
+        error = self._other_size(hook) or check_layout(hook.hello, layout)
         if error is not None:
             self.refuse(hook, error)
             return
         hook.layout = True
         self.ready_if_complete(hook)
+
+    def _other_size(self, hook: Hook) -> WeightdError | None:
+        """Return why a hook is refused that announced its layout with another size than it has."""
+        digest, announced = hook.hello.layout_digest, hook.hello.layout_nbytes
+        nbytes = len(self.layouts.data(digest) or b"")
+        if nbytes == announced:
+            return None
+        return PeerProtocolError(
+            hook.name, f"layout {digest} has {nbytes:,} bytes, announced were {announced:,}", "", 0
+        )
 
     def ready_if_complete(self, hook: Hook) -> None:
         """Tell the run that a hook is ready, once nothing of it is lacking."""

@@ -71,10 +71,10 @@ class BlobAssembler:
     def __init__(self, max_blobs: int = MAX_OPEN_BLOBS, max_nbytes: int = MAX_BLOB_BYTES) -> None:
         self._max_blobs = max_blobs
         self._max_nbytes = max_nbytes
-        self._open: dict[str, _Assembly] = {}
+        self._open: dict[str, dict[int, _Assembly]] = {}  # by digest and size: one who lies about it holds up nobody
 
     def expect(self, digest: str, nbytes: int, who: str) -> None:
-        """Announce a blob; harmless if it was announced already.
+        """Announce a blob; harmless if it was announced already.  Another size is another blob until one is whole.
 
         Args:
             digest: Its name.
@@ -82,22 +82,21 @@ class BlobAssembler:
             who: Who announced it, for the error.
 
         Raises:
-            PeerProtocolError: It would exceed the limits, or was announced with another size.
+            PeerProtocolError: It would exceed the limits.
         """
-        known = self._open.get(digest)
-        if known is not None:
-            if known.nbytes != nbytes:
-                raise _refused(who, f"blob {digest} has {nbytes:,} bytes, was announced with {known.nbytes:,}", 0)
+        sizes = self._open.get(digest, {})
+        if nbytes in sizes:
             return
-        if len(self._open) >= self._max_blobs:
+        known = [a for of in self._open.values() for a in of.values()]
+        if len(known) >= self._max_blobs:
             raise _refused(who, f"blob {digest} announced while {self._max_blobs:,} others are incomplete", 0)
-        announced = sum(a.nbytes for a in self._open.values())
+        announced = sum(a.nbytes for a in known)
         if announced + nbytes > self._max_nbytes:
             what = (
                 f"blob {digest} of {nbytes:,} bytes announced beside {announced:,}, the limit is {self._max_nbytes:,}"
             )
             raise _refused(who, what, 0)
-        self._open[digest] = _Assembly(nbytes)
+        self._open.setdefault(digest, {})[nbytes] = _Assembly(nbytes)
 
     def forget(self, digest: str) -> None:
         """Drop a blob that nobody needs any more."""
@@ -105,7 +104,7 @@ class BlobAssembler:
 
     def missing(self) -> dict[str, int]:
         """Return each incomplete blob with the first chunk it lacks, as ``BlobWanted`` asks for it."""
-        return {digest: _first_gap(a.chunks) for digest, a in self._open.items()}
+        return {digest: min(_first_gap(a.chunks) for a in of.values()) for digest, of in self._open.items()}
 
     def add(self, chunk: BlobChunk, who: str) -> bytes | None:
         """Take a chunk in, and return the whole blob if it was the last one.
@@ -116,9 +115,10 @@ class BlobAssembler:
             PeerProtocolError: The chunk contradicts its blob, or the whole is not what its digest
                 says; in that case all its chunks are dropped and it stays expected.
         """
-        assembly = self._open.get(chunk.digest)
-        if assembly is None:
+        sizes = self._open.get(chunk.digest)
+        if sizes is None:
             return None
+        assembly = sizes.get(chunk.nbytes) or next(iter(sizes.values()))
         _check_chunk(chunk, assembly.nbytes, who)
         assembly.chunks.setdefault(chunk.index, chunk.data)
         if len(assembly.chunks) < chunk.count:
@@ -128,7 +128,7 @@ class BlobAssembler:
         if found != chunk.digest:
             assembly.chunks.clear()
             raise _refused(who, f"blob {chunk.digest} has the digest {found}", len(blob))
-        del self._open[chunk.digest]
+        del self._open[chunk.digest]  # with every other size, none of which it can have
         return blob
 
 

@@ -153,3 +153,19 @@ def test_a_layout_larger_than_the_memory_that_was_announced(folder: Path) -> Non
 
     assert error.code == "E_MEMORY"
     assert "the region carries 4,096" in str(error)
+
+
+def test_who_lies_about_the_size_of_a_layout_is_refused_and_holds_up_nobody(folder: Path) -> None:
+    blob = msgspec.msgpack.encode(honest())
+    digest = blob_digest(blob)
+    with Foreign(folder, "liar") as liar, Foreign(folder, "honest") as other:
+        liar.say(hello(os.getpid(), digest, 5))
+        liar.hear(m.BlobWanted)
+        other.say(hello(os.getpid(), digest, len(blob)))
+        assert other.hear(m.BlobWanted).digest == digest
+        for chunk in cut_blob(blob, digest):
+            other.say(chunk)
+        error = error_from_daemon(liar.hear(m.Refusal).error)
+
+    assert error.code == "E_PROTOCOL"
+    assert f"{len(blob):,} bytes, announced were 5" in str(error)

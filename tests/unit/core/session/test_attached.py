@@ -3,9 +3,20 @@
 import pytest
 
 from tests.fakes.leader_bench import key
-from weightd.core.session.attached import Hook, acknowledged
-from weightd.core.units import NO_KEY, Boot, EngineRank, Op
-from weightd.core.wire.messages import EngineHello, Order, ReceiverGoal, ReceiverReport, ReceiverState
+from weightd.core.session.attached import Attached, Hook, acknowledged
+from weightd.core.session.events import HookGreeted, HookLost, HookReported
+from weightd.core.units import NO_KEY, Boot, EngineRank, Op, SlotName, TrainerRank
+from weightd.core.wire.messages import (
+    EngineHello,
+    Order,
+    PublisherReport,
+    ReceiverGoal,
+    ReceiverReport,
+    ReceiverState,
+    SlotRelease,
+    SlotState,
+    TrainerHello,
+)
 
 V1, V2 = key(1), key(2)
 
@@ -57,3 +68,22 @@ def test_a_rank_has_read_its_last_byte_once_its_state_says_so(state: ReceiverSta
     hook.hear(ReceiverReport(state, V2, op=Op(op)), 1)
 
     assert (NO_KEY if read else V2) == hook.reads
+
+
+def test_a_slot_that_was_released_is_not_kept_for_a_rank_that_ended() -> None:
+    """Its process may have begun to overwrite it: what it last reported is no word for its bytes."""
+    attached, boot, rank = Attached(), Boot(1), TrainerRank(0)
+    hello = TrainerHello(rank, 1, 7, 5, SlotName("slot"), "layout", 9, ())
+    attached.greet(HookGreeted(1, hello, boot), 0.0, refused=False)
+    slots = (SlotState(0, V1, 2, "layout"), SlotState(1, V2, 2, "layout"))
+    attached.hear(HookReported(1, PublisherReport(slots), 1))
+    attached.hooks[1].freed = frozenset({SlotRelease(0, V1)})
+
+    attached.lose(HookLost(1, "killed by signal 9", False))
+
+    [entry] = attached.trainer_entries()
+    assert [V2] == [s.key for s in entry.slots]
+    assert None is attached.slot_with(rank, boot, V1)
+    kept = attached.slot_with(rank, boot, V2)
+    assert kept is not None
+    assert 1 == kept.slot

@@ -110,8 +110,21 @@ def test_memory_is_bounded_before_it_is_filled() -> None:
 
     with pytest.raises(PeerProtocolError, match="the limit is 100"):
         assembler.expect("b", 41, "node-a")
-    with pytest.raises(PeerProtocolError, match="was announced with 60"):
+    with pytest.raises(PeerProtocolError, match="the limit is 100"):
         assembler.expect("a", 61, "node-a")
     assembler.expect("b", 40, "node-a")
     with pytest.raises(PeerProtocolError, match="2 others are incomplete"):
         assembler.expect("c", 0, "node-a")
+
+
+def test_who_announces_another_size_holds_up_nobody() -> None:
+    """Whichever comes first: only the digest of the whole tells who was right."""
+    blob = blob_of(2)
+    assembler = BlobAssembler()
+    assembler.expect(blob_digest(blob), 7, "node-b")
+    assembler.expect(blob_digest(blob), len(blob), "node-a")
+    with pytest.raises(PeerProtocolError, match="has the digest"):
+        assembler.add(BlobChunk(blob_digest(blob), 0, 1, 7, b"7 bytes"), "node-b")
+
+    assert blob == [assembler.add(chunk, "node-a") for chunk in chunks_of(blob)][-1]
+    assert {} == assembler.missing()
