@@ -7,7 +7,6 @@ which never wait: whatever finds no room is repeated by its owner.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -48,7 +47,7 @@ from weightd.daemon.epochs import LayoutStore
 from weightd.daemon.fd_server import FdServer
 from weightd.daemon.journal import JournalError
 from weightd.daemon.open_files import why_full
-from weightd.daemon.status.document import status_document
+from weightd.daemon.status.document import encode_document, status_document
 from weightd.daemon.supervisor import NO_TRACE, RunSupervisor
 
 log = logging.getLogger("weightd.daemon")
@@ -266,8 +265,7 @@ class Daemon:
         envelope = message.envelope
         body = envelope.body
         if isinstance(body, m.StatusWanted):
-            document = json.dumps(self.status()).encode()
-            self._answer(message.routing_id, RunName(""), m.Status(document))
+            self._answer(message.routing_id, RunName(""), m.Status(encode_document(self.status())))
             return
         if isinstance(body, m.TrainerHello | m.EngineHello):
             self._greeted(message, body)

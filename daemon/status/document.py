@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+
+from weightd.core.wire.limits import MAX_BINARY_BYTES
 
 if TYPE_CHECKING:
     from weightd.core.units import Boot, NodeId, RunName
@@ -70,6 +74,32 @@ def status_document(daemon: House) -> dict[str, Any]:
         "dropped_messages": daemon.dropped,
         "runs": runs,
     }
+
+
+def encode_document(document: dict[str, Any], limit_nbytes: int = MAX_BINARY_BYTES) -> bytes:
+    """Return the document as JSON that a message carries; ``cut`` says what was left out of a longer one."""
+    data = json.dumps(document).encode()
+    left_out: list[str] = []
+    for what, cut in _CUTS.items():
+        if len(data) <= limit_nbytes:
+            break
+        left_out.append(what)
+        document = {**cut(document), "cut": [*left_out, f"of {len(data):,} bytes, {limit_nbytes:,} fit a message"]}
+        data = json.dumps(document).encode()
+    return data
+
+
+def _of_runs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda document: {**document, "runs": {name: change(run) for name, run in document["runs"].items()}}
+
+
+_CUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "versions of runs": _of_runs(lambda run: {**run, "versions": []}),
+    "hooks": lambda document: {**document, "hooks": []},
+    "ranks of nodes": _of_runs(lambda run: {**run, "node": {**run["node"], "ranks": {}, "lost": {}}}),
+    "runs": lambda document: {**document, "runs": {}},
+}
+"""What is left out of a document that no message carries, what is missed least first."""
 
 
 def verdict_of(runs: dict[str, dict[str, Any]], peers: dict[str, dict[str, Any]], limit_s: float) -> str:

@@ -17,6 +17,8 @@ def status_text(document: dict[str, Any]) -> str:
             f"of {binary_size(document['landing_limit_nbytes'])}"
         ),
     ]
+    if document.get("cut"):
+        lines.append(f"too long for a message; left out: {', '.join(document['cut'])}")
     for node, peer in document["peers"].items():
         heard = "never heard" if peer["heard_s_ago"] is None else f"heard {peer['heard_s_ago']} s ago"
         lines.append(f"peer {node} at {peer['control']}, {heard}")

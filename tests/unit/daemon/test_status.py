@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from tests.fakes.leader_bench import LeaderBench
-from weightd.daemon.status.document import verdict_of
+from weightd.daemon.status.document import encode_document, verdict_of
 from weightd.daemon.status.text import status_text
 from weightd.daemon.status.versions import VersionTable
 
@@ -129,3 +130,18 @@ def test_only_the_newest_rows_are_kept() -> None:
         table.observe(bench.machine, bench.now, 0, 0.0)
 
     assert [r["version"] for r in table.document()] == [2, 3]
+
+
+def test_a_document_too_long_for_a_message_is_cut_and_says_so() -> None:
+    whole = document(leader(), versions=[{"version": n, "label": "x" * 50} for n in range(200)])
+    whole["hooks"] = [{"who": f"trainer {n}", "pid": n} for n in range(200)]
+
+    assert json.loads(encode_document(whole)) == whole
+    cut = json.loads(encode_document(whole, 9000))
+    assert (cut["runs"]["grpo-7"]["versions"], len(cut["hooks"])) == ([], 200)
+    assert cut["cut"][0] == "versions of runs"
+    assert "left out: versions of runs" in status_text(cut)
+    short = encode_document(whole, 900)
+    assert len(short) <= 900
+    assert json.loads(short)["verdict"] == "ok"
+    assert json.loads(short)["cut"][:2] == ["versions of runs", "hooks"]
