@@ -63,7 +63,7 @@ def check(trainers: Sequence[Held], fulls: Mapping[str, Tensor], size: int, dim:
 
     params = delivered(trainers, size, declare)
     for k in range(size):
-        expected = {n: full.split(balanced_sizes(full.shape[dim], size), dim)[k] for n, full in fulls.items()}
+        expected = {n: torch.split(full, balanced_sizes(full.shape[dim], size), dim)[k] for n, full in fulls.items()}
         assert [] == differing(params[k], expected)
 
 
@@ -114,7 +114,7 @@ def test_grouped_qkv(shape: tuple[int, int, int, int], hidden: int, engine: int,
     if gated == "apart":
         fulls["gate"] = gate
     elif gated == "with q":  # the checkpoint keeps each head's gate behind the head
-        pairs = zip(q.split(head), gate.split(head), strict=True)  # type: ignore[no-untyped-call]
+        pairs = zip(torch.split(q, head), torch.split(gate, head), strict=True)
         fulls["q"] = torch.cat([t for pair in pairs for t in pair])
     check(ranks(GroupedQKV("q", "k", "v", heads, groups, head, name), locals_), fulls, engine)
 
