@@ -51,6 +51,7 @@ class Shard:
         render: Writes the published values into a tensor of ``local_shape`` and of the published element type,
             where they are not the local tensor's own; None copies it, and casts where the types differ.
         frozen: It is declared never to change: it is copied into each slot once.
+        writes: Torch's count of writes to it; None takes that of what ``read`` returns.
     """
 
     name: str
@@ -61,6 +62,12 @@ class Shard:
     padding: int = 0
     render: Callable[[Tensor], None] | None = None
     frozen: bool = False
+    writes: Callable[[], int] | None = None
+
+    @property
+    def written(self) -> int:
+        """Torch's count of writes to it."""
+        return self.read()._version if self.writes is None else self.writes()
 
     @property
     def numel(self) -> int:

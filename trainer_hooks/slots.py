@@ -201,7 +201,7 @@ class Slots:
     def _check_frozen(self) -> None:
         """Compare torch's counts of writes with those of the first copy."""
         for index, copied in self._frozen.items():
-            found = self._reads[index]()._version
+            found = self._places[index].shard.written
             if copied not in (-1, found):
                 raise FrozenChanged(self._places[index].shard.name, f"was written {found - copied} times")
             self._frozen[index] = found

@@ -13,6 +13,7 @@ Source: torch 2.13, ``torch.distributed.fsdp._fully_shard._fsdp_param``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -83,12 +84,19 @@ def dtensor_shard(name: str, read: Callable[[], Tensor]) -> Shard:
     pieces = no_pieces(len(shape)) if cuts is None else held_pieces(shape, cuts)
     # Torch and the rule may have the 0 of an empty shard in different dimensions.
     local_shape = held_shape(shape, cuts) if cuts is not None and len(pieces) else tuple(local.shape)
-    return unfused(name, shape, local.dtype, local_shape, pieces, partial(_read_local, read))
+    shard = unfused(name, shape, local.dtype, local_shape, pieces, partial(_read_local, read))
+    return replace(shard, writes=partial(_writes, read))
 
 
 def _read_local(read: Callable[[], Tensor]) -> Tensor:
     tensor = read()
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _writes(read: Callable[[], Tensor]) -> int:
+    """Return the writes to a DTensor, and those to its local tensor that went past it: torch counts them apart."""
+    tensor = read()
+    return tensor._version + _read_local(read)._version
 
 
 def cuts_of(name: str, tensor: DTensor) -> list[tuple[Cut, ...]] | None:
