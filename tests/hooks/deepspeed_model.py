@@ -76,10 +76,11 @@ class Setting:
         stage: Of ZeRO.
         tp: Ranks of tensor parallelism.
         init: Whether the model is built under ``zero.Init``.
-        offload: Whether the optimizer's state lives on the CPU.
+        offload: Whether the optimizer's state, and under ZeRO-3 the parameters, are offloaded to the CPU.
         fp32: Whether it trains in fp32 instead of bfloat16.
         persistence: Elements up to which ZeRO-3 keeps a parameter gathered.
         accumulation: Micro-batches in a step.
+        round_robin: Whether ZeRO-2 orders parameters otherwise in its flat groups.
         inner: Width of the MLP.
     """
 
@@ -90,6 +91,7 @@ class Setting:
     fp32: bool = False
     persistence: int = 0
     accumulation: int = 1
+    round_robin: bool = False
     inner: int = 9
 
     def config(self) -> dict[str, Any]:
@@ -99,6 +101,10 @@ class Setting:
             zero["stage3_param_persistence_threshold"] = self.persistence
         if self.offload:
             zero["offload_optimizer"] = {"device": "cpu"}
+            if self.stage == 3:
+                zero["offload_param"] = {"device": "cpu"}
+        if self.round_robin:
+            zero["round_robin_gradients"] = True
         config: dict[str, Any] = {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": self.accumulation,

@@ -44,8 +44,12 @@ def is_partitioned(param: Tensor) -> bool:
     return zero.is_partitioned(param)
 
 
-def module_of(engine: Engine) -> nn.Module:
+def module_of(engine: Engine, masters: bool = False) -> nn.Module:
     """Return the module that an engine trains.
+
+    Args:
+        engine: The engine.
+        masters: Whether its masters are to be read.
 
     Raises:
         UnsupportedPlacement: The engine is of a kind whose parameters are not what this adapter reads.
@@ -54,6 +58,8 @@ def module_of(engine: Engine) -> nn.Module:
     if found is not None:
         raise UnsupportedPlacement("the DeepSpeed engine", found, zero.SUPPORTED)
     module: nn.Module = engine.module
+    if masters and engine.zero_round_robin_gradients():
+        raise UnsupportedPlacement(next((n for n, _ in module.named_parameters()), ""), zero.UNLINKED, zero.LINKED)
     quantised = engine.zero_quantized_weights()
     for name, param in module.named_parameters():
         zero.refuse_experts(name, param)  # here, too: without ZeRO they look like any parameter
@@ -109,11 +115,13 @@ def dtype_of_masters(leaves: Iterable[Leaf]) -> torch.dtype:
 
     Raises:
         ConfigError: No parameter of it is DeepSpeed's.
+        UnsupportedPlacement: The masters are not where DeepSpeed records them.
     """
-    params = [p for p in (leaf.read() for leaf in leaves) if is_deepspeed(p)]
-    if not params:
+    named = [(leaf.name, param) for leaf, param in ((leaf, leaf.read()) for leaf in leaves) if is_deepspeed(param)]
+    if not named:
         raise ConfigError("masters", "True", "only DeepSpeed's ZeRO keeps masters apart from the parameters")
-    return zero.master_dtype(params)
+    zero.refuse_unlinked(named)
+    return zero.master_dtype(param for _, param in named)
 
 
 # ---------------------------------------------------------------- when

@@ -45,7 +45,7 @@ def holdings_of(source: Source, masters: bool = False, wanted: Callable[[str], b
     """
     prepare: tuple[Callable[[], None], ...] = ()
     if is_engine(source):
-        prepare, source = (StepEnd(source).check,), module_of(source)
+        prepare, source = (StepEnd(source).check,), module_of(source, masters)
     managed: ShardedParams = {}
     if isinstance(source, nn.Module):
         for prefix, module in walk(source):

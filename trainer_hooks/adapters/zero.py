@@ -41,6 +41,9 @@ SUPPORTED = (
     "the engine that deepspeed.initialize returned",
 )
 
+UNLINKED = "DeepSpeed records its master in another place than where it is (round_robin_gradients)"
+LINKED = ("masters without round_robin_gradients", "what the trainer computes with (masters=False)")
+
 
 class Held(NamedTuple):
     """Memory of this rank.
@@ -169,6 +172,28 @@ def master_dtype(params: Iterable[Any]) -> torch.dtype:
         if found is not None:
             return found.dtype
     return torch.float32
+
+
+def refuse_unlinked(named: Iterable[tuple[str, Any]]) -> None:
+    """Refuse masters that are not where DeepSpeed records them.
+
+    A flat group of masters is in the order of the flat group of parameters, so between the two all places
+    differ by the same number of elements.  Under ``round_robin_gradients`` 0.19.8 orders both anew and
+    records the masters' places in the old order.
+
+    Raises:
+        UnsupportedPlacement: The places of two parameters differ by different numbers.
+    """
+    shifts: dict[object, int] = {}
+    for name, param in named:
+        mapping = getattr(param, FRAGMENT, None)
+        if mapping is None:
+            continue
+        master: Tensor = mapping.hp_fragment
+        groups = param.untyped_storage().data_ptr(), master.untyped_storage().data_ptr()
+        shift = param.storage_offset() + int(mapping.lp_fragment_address.start) - master.storage_offset()
+        if shifts.setdefault(groups, shift) != shift:
+            raise UnsupportedPlacement(name, UNLINKED, LINKED)
 
 
 def held_masters(leaf: Leaf, param: Any, dtype: torch.dtype) -> Held:

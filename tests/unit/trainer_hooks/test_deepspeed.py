@@ -280,6 +280,39 @@ def test_trained_parameter_without_a_readable_master() -> None:
         holdings_of(Layer(weight, 1), masters=True)
 
 
+def linked(*places: tuple[int, int, int]) -> dict[str, nn.Parameter]:
+    """Return parameters of one flat group, each (its place there, elements, its master's place in the flat masters)."""
+    flat, masters = torch.zeros(20, dtype=torch.bfloat16), torch.zeros(20)
+    params: dict[str, nn.Parameter] = {}
+    for number, (at, numel, master) in enumerate(places):
+        param = nn.Parameter(flat[at : at + numel])
+        address = SimpleNamespace(start=0, numel=numel)
+        fragment = masters[master : master + numel]
+        param.__dict__["_hp_mapping"] = SimpleNamespace(lp_fragment_address=address, hp_fragment=fragment)
+        params[f"w{number}"] = param
+    return params
+
+
+def test_masters_in_the_order_of_their_parameters() -> None:
+    assert len(holdings_of(linked((6, 3, 0), (9, 4, 3)), masters=True).shards) == 2
+
+
+def test_masters_in_another_order_than_recorded() -> None:
+    with pytest.raises(UnsupportedPlacement) as caught:
+        holdings_of(linked((6, 3, 4), (9, 4, 0)), masters=True)
+
+    check_golden("errors/E_PLACEMENT.zero_round_robin", str(caught.value))
+
+
+def test_engine_with_masters_in_another_order() -> None:
+    engine = DeepSpeedEngine()
+    engine.round_robin = True
+
+    assert len(holdings_of(engine).shards) == 2
+    with pytest.raises(UnsupportedPlacement, match="round_robin_gradients"):
+        holdings_of(engine, masters=True)
+
+
 def test_master_on_nvme() -> None:
     optimizer = SimpleNamespace(
         fp32_partitioned_groups_flat=[torch.zeros(3)],
@@ -313,9 +346,13 @@ class DeepSpeedEngine(nn.Module):
         self.global_steps = self.skipped_steps = self.micro_steps = self._unmanaged_backward_count = 0
         self._is_gradient_accumulation_boundary: bool | None = None
         self._running_engine_step, self.managed, self.applied, self.zenflow = False, True, True, False
+        self.round_robin = False
 
     def zero_quantized_weights(self) -> bool:
         return self.quantised
+
+    def zero_round_robin_gradients(self) -> bool:
+        return self.round_robin
 
     def gradient_accumulation_steps(self) -> int:
         return self.size
