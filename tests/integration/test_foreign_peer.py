@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import zmq
 
 from tests.integration.test_service import configured, free_port, started
-from weightd.core.errors import flatten
+from weightd.core.errors import WeightdError, flatten
 from weightd.core.layout.message import encode_layout
 from weightd.core.session.faults import PlanDiffers
 from weightd.core.units import NO_KEY, NO_OP, Boot, NodeId, RunName, SlotName, Term, TrainerRank
@@ -94,10 +95,10 @@ def test_a_node_that_plans_something_else(folder: Path) -> None:
     receiver = Receiver(params, run=RUN, engine="E0", k=0, size=1, slot="gpu-1", socket=folder / "run", attach_s=20.0)
     try:
         with node_b(port, own, encode_layout(publisher.describe())), ThreadPoolExecutor(2) as threads:
-            for call in [threads.submit(publisher.attach), threads.submit(receiver.attach)]:
-                error = call.exception(25)
-                assert error is not None
-                [differs] = flatten([error])  # type: ignore[list-item]
+            calls: list[Future[Any]] = [threads.submit(publisher.attach), threads.submit(receiver.attach)]
+            for error in [call.exception(25) for call in calls]:
+                assert isinstance(error, WeightdError)
+                [differs] = flatten([error])
                 assert isinstance(differs, PlanDiffers)
                 assert (differs.code, differs.node, differs.got) == ("E_PLAN_DIGEST", "b", FOREIGN)
     finally:

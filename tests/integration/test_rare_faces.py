@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +115,7 @@ def test_more_violations_than_a_message_carries(folder: Path) -> None:
         receiver = Receiver(
             params, run="run", engine="E0", k=0, size=1, slot="gpu-1", socket=socket, deadlines=HOOK_DEADLINES
         )
-        calls = [threads.submit(publisher.attach), threads.submit(receiver.attach)]
+        calls: list[Future[Any]] = [threads.submit(publisher.attach), threads.submit(receiver.attach)]
 
         for error in [call.exception(25) for call in calls]:
             assert isinstance(error, Refused)

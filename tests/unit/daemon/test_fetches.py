@@ -106,7 +106,9 @@ async def outcome_of(
                 tasks.start_soon(run_calls)
                 fetches.start(plans, KEY, OP, 0)
                 while not any(isinstance(e, FetchEnded) for e in events):
-                    events.append(await inbox.next())
+                    event = await inbox.next()
+                    assert event is not None, "nobody nudges here"
+                    events.append(event)
                 tasks.cancel_scope.cancel()
         return events, fetches, asked
 

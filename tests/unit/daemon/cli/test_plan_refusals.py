@@ -88,7 +88,11 @@ LAYOUTS: dict[str, Layouts] = {
 def test_layouts_that_do_not_cover(code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     roster = {"nodes": {"a": [0, 1, 2]}, "trainer_slots": [0, 1], "engines": [{"id": "E0", "slots": [2]}]}
     (tmp_path / "roster.json").write_text(json.dumps(roster))
-    ranks = (TrainerRank(0), TrainerRank(1), RolloutRank(EngineId("E0"), EngineRank(0)))
+    ranks: list[TrainerRank | RolloutRank] = [
+        TrainerRank(0),
+        TrainerRank(1),
+        RolloutRank(EngineId("E0"), EngineRank(0)),
+    ]
     for who, layout in zip(ranks, LAYOUTS[code](), strict=True):
         file = LayoutFile(who, 1 if isinstance(who, RolloutRank) else 2, layout)
         (tmp_path / file.name).write_bytes(encode_file(file))
