@@ -44,7 +44,11 @@ def held(holdings: Holdings, casts: Casts = None, unused: Sequence[UnusedSpec] =
 
 
 def delivered(
-    trainers: Sequence[Held], size: int, declare: Callable[[int], Declaration], trainer_node: str = "a", bucket: int = 0
+    trainers: Sequence[Held],
+    size: int,
+    declare: Callable[[int], Declaration],
+    trainer_node: str | Sequence[str] = "a",
+    bucket: int = 0,
 ) -> list[Params]:
     """Return the parameters of each rank of an engine, NaN where no byte was written.
 
@@ -52,20 +56,31 @@ def delivered(
         trainers: Trainer rank r at position r.
         size: Ranks of the engine; they are on node ``a``.
         declare: What rank k needs.
-        trainer_node: Node of the trainers; another than ``a`` for everything to be fetched.
+        trainer_node: Node of the trainers, or of each; another than ``a`` for everything to be fetched.
         bucket: Largest bucket in bytes, if not the usual one.
     """
-    ranks = [RolloutRank(EngineId("E0"), EngineRank(k)) for k in range(size)]
-    topology = topology_of(
-        [f"{trainer_node}/t{r}" for r in range(len(trainers))], {"E0": [f"a/e{k}" for k in range(size)]}
-    )
+    params, targets = engine(size, declare)
+    proof = proved(trainers, {rank: t.layout for rank, t in targets.items()}, trainer_node)
+    apply(proof, trainers, targets, bucket or BUCKET_BYTES)
+    return params
+
+
+def engine(size: int, declare: Callable[[int], Declaration]) -> tuple[list[Params], dict[RolloutRank, Targets]]:
+    """Return the parameters of each rank of an engine, full of NaN, and what they need."""
     declarations = [declare(k) for k in range(size)]
     params = [poisoned(declaration) for declaration in declarations]
-    targets = [targets_of(p, d, f"E0[{k}]") for k, (p, d) in enumerate(zip(params, declarations, strict=True))]
-    layouts = {rank: t.layout for rank, t in zip(ranks, targets, strict=True)}
-    proof = prove_coverage(topology, [layout for layout, _ in trainers], layouts)
-    apply(proof, trainers, dict(zip(ranks, targets, strict=True)), bucket or BUCKET_BYTES)
-    return params
+    ranks = [RolloutRank(EngineId("E0"), EngineRank(k)) for k in range(size)]
+    return params, {rank: targets_of(p, d, str(rank)) for rank, p, d in zip(ranks, params, declarations, strict=True)}
+
+
+def proved(
+    trainers: Sequence[Held], layouts: Mapping[RolloutRank, Layout], trainer_node: str | Sequence[str] = "a"
+) -> CoverageProof:
+    """Return the proof that trainers cover an engine on node ``a``."""
+    nodes = [trainer_node] * len(trainers) if isinstance(trainer_node, str) else trainer_node
+    places = [f"{node}/t{r}" for r, node in enumerate(nodes)]
+    topology = topology_of(places, {"E0": [f"a/e{k}" for k in range(len(layouts))]})
+    return prove_coverage(topology, [layout for layout, _ in trainers], layouts)
 
 
 def apply(proof: CoverageProof, trainers: Sequence[Held], targets: Mapping[RolloutRank, Targets], bucket: int) -> None:

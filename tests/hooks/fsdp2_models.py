@@ -89,7 +89,8 @@ def second_dimension() -> nn.Module:
 def ignored() -> nn.Module:
     """More than the scalar stays whole on every rank."""
     model = Net()
-    fully_shard(model, mesh=one_mesh(), ignored_params={model.scale, model.few, model.up.weight})
+    weight = model.up.get_parameter("weight")
+    fully_shard(model, mesh=one_mesh(), ignored_params={model.scale, model.few, weight})
     return model
 
 

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,9 @@ def compared(when: str, case: Case, trainers: Sequence[Held], truth: Params) -> 
         return []
     wrong = []
     for size in SIZES:
+        node = "a" if size > 1 else "b"  # the same node, and another one
         try:
-            params = delivered(
-                trainers, size, lambda k, size=size: declaration(case, size, k), "a" if size > 1 else "b"
-            )
+            params = delivered(trainers, size, partial(declaration, case, size), node)
         except WeightdError as error:
             return [f"{when}, TP{size}: {error}"]
         for k in range(size):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ class Job:
 @pytest.fixture(scope="module")
 def job() -> Iterator[Job]:
     folder = short_folder("wd-")
-    waits = {**DEADLINES, "attach_s": ATTACH_S, "apply_wait_s": 30.0, "collect_s": 30.0}
+    waits: dict[str, Any] = {**DEADLINES, "attach_s": ATTACH_S, "apply_wait_s": 30.0, "collect_s": 30.0}
     with Cluster(folder, **waits) as cluster:
         running = Job(folder, cluster)
         try:

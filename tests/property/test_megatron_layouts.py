@@ -62,9 +62,9 @@ def check(trainers: Sequence[Held], fulls: Mapping[str, Tensor], size: int, dim:
         return d
 
     params = delivered(trainers, size, declare)
+    cuts = {n: torch.split(full, list(balanced_sizes(full.shape[dim], size)), dim) for n, full in fulls.items()}
     for k in range(size):
-        expected = {n: torch.split(full, balanced_sizes(full.shape[dim], size), dim)[k] for n, full in fulls.items()}
-        assert [] == differing(params[k], expected)
+        assert [] == differing(params[k], {name: parts[k] for name, parts in cuts.items()})
 
 
 @FEW
