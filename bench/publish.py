@@ -4,7 +4,8 @@ A real daemon, one engine rank in a process of its own that takes every version,
 engine takes most of its time after a publish has returned, so what is measured is what a training loop waits for.
 Every round copies the same bytes between two plain buffers first, so that both sides meet the same machine.
 
-    python -m bench.publish                                    bfloat16 as held, and float32 published as bfloat16
+    python -m bench.publish                                    bfloat16 as held, float32 published as bfloat16,
+                                                               and bfloat16 in live memory
     python -m bench.publish --mib 512 --versions 50 --model moe
 """
 
@@ -26,6 +27,7 @@ import torch
 from weightd.daemon.children import Children
 from weightd.daemon.local_nodes import LocalNodes, short_folder
 from weightd.rollout_hooks.receiver import Receiver
+from weightd.trainer_hooks.live.choice import Memory
 from weightd.trainer_hooks.publisher import Publisher
 
 RUN = "bench-publish"
@@ -33,7 +35,7 @@ WARM = 3
 """Versions before the clock runs: each slot is written once, and the engine has mapped both."""
 
 LIMIT_S = 600.0
-MODES = ("bf16", "fp32-as-bf16")
+MODES = ("bf16", "fp32-as-bf16", "bf16-live")
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,22 @@ def measure(mode: str, table: Mapping[str, tuple[int, ...]], versions: int, engi
     source = Source(table, torch.float32 if mode.startswith("fp32") else torch.bfloat16)
     before = resident()
     cast = torch.bfloat16 if mode.startswith("fp32") else None
+    memory: Memory = "live" if mode.endswith("live") else "snapshot"
     with Publisher(
-        source.tensors, run=RUN, rank=0, world=1, slot="trainer", engines={"E0": 1}, dtype=cast, socket=socket
+        source.tensors,
+        run=RUN,
+        rank=0,
+        world=1,
+        slot="trainer",
+        engines={"E0": 1},
+        dtype=cast,
+        socket=socket,
+        memory=memory,
     ) as publisher:
         extra = resident() - before
         ratios, at_start = [], (0, 0)
         for number in range(WARM + versions):
+            publisher.before_step()
             source.step()
             limit = source.memcpy()
             begun = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weightd.core.session.view import rank_name
+from weightd.core.wire.messages import TrainerEntry
 
 if TYPE_CHECKING:
     from weightd.core.session.attaching import Attaching
@@ -34,6 +35,7 @@ def standing_of(s: RunState, attaching: Attaching, stages: Stages, now: float) -
         "paused": str(s.paused) if s.paused else None,
         "engines": {str(e): _engine(s, now, e) for e in [x.id for x in s.roster.engines]},
         "ranks": {rank_name(w): str(m.registration.node) for w, m in s.members.here.items()},
+        "live": [rank_name(t.rank) for _, t in s.view.entries() if isinstance(t, TrainerEntry) and t.live],
         "missing": list(s.names(s.members.missing(s.roster))),
         "late_reports": s.view.late_reports,
     }

@@ -46,6 +46,10 @@ def _run(name: str, run: dict[str, Any]) -> list[str]:
         lines.append(f"  waiting for {', '.join(leader['waiting_for'][:8])}{due}")
     if leader["paused"]:
         lines.append(f"  paused: {leader['paused']}")
+    live = leader.get("live") or []
+    if live:
+        shown = ", ".join(live[:8]) + (f" and {len(live) - 8} more" if len(live) > 8 else "")
+        lines.append(f"  live memory: {shown}; their pieces are not retained behind a version's decision")
     for engine, state in leader["engines"].items():
         served = f"v{state['version']}" if state.get("version") else "nothing"
         lines.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -15,6 +15,9 @@ from weightd.trainer_hooks.live.homes import Home, Stand
 from weightd.trainer_hooks.live.moving import Life, move, private_memory
 
 log = logging.getLogger("weightd.live")
+
+_Watched = tuple[Callable[[], Tensor], int, tuple[int, ...], tuple[int, ...], torch.dtype, int]
+"""How a shard is read; its address, shape, strides and element type while it is in its place; and its home's number."""
 
 
 class LiveStorages:
@@ -33,6 +36,11 @@ class LiveStorages:
         self._payload = payload
         self._homes = tuple(homes)
         self._addresses = [int(payload.ctypes.data) + home.first_byte for home in homes]
+        self._watched = [
+            _watched(stand, address, at)
+            for at, (home, address) in enumerate(zip(homes, self._addresses, strict=True))
+            for stand in home.stands
+        ]
         self._inside: list[Life] = []
         for home in homes:
             _refuse_foreign(home, _storage(home))
@@ -61,11 +69,12 @@ class LiveStorages:
             HoldingsChanged: It is not of the size or the strides that were attached, or its old memory is in use.
             LiveMemoryRefused: It cannot be moved.
         """
-        astray = [
-            at
-            for at, (home, address) in enumerate(zip(self._homes, self._addresses, strict=True))
-            if not all(stand.is_at(stand.shard.read(), address) for stand in home.stands)
-        ]
+        astray: dict[int, None] = {}
+        for read, address, shape, strides, dtype, at in self._watched:
+            tensor = read()
+            same = tensor.data_ptr() == address and tensor.stride() == strides and tensor.shape == shape
+            if not same or tensor.dtype is not dtype:
+                astray[at] = None
         for at in astray:
             self._return(at)
         return len(astray)
@@ -114,6 +123,12 @@ class LiveStorages:
         why, self._inside[at] = self._enter(home, nbytes, tensors_in([number], _known([home]))[number])
         if why:
             raise LiveMemoryRefused(home.name, why)
+
+
+def _watched(stand: Stand, address: int, at: int) -> _Watched:
+    shard = stand.shard
+    first = address + stand.start * shard.dtype.itemsize
+    return shard.read, first, shard.local_shape, stand.strides, shard.dtype, at
 
 
 def _storage(home: Home) -> UntypedStorage:

@@ -85,6 +85,14 @@ def test_the_text_says_what_is_in_hand_and_whom_it_waits_for() -> None:
     assert "  engine E1: fenced, v2, it was killed" in text
 
 
+def test_the_text_names_the_ranks_of_which_nothing_is_retained() -> None:
+    text = status_text(document(leader(live=[f"trainer {r}" for r in range(10)]))).splitlines()
+
+    named = ", ".join(f"trainer {r}" for r in range(8))
+    assert f"  live memory: {named} and 2 more; their pieces are not retained behind a version's decision" in text
+    assert "live memory" not in status_text(document(leader()))
+
+
 def test_a_node_that_does_not_lead_says_who_does() -> None:
     assert "run grpo-7, led by node b" in status_text(document(None))
 
