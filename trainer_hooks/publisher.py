@@ -173,7 +173,7 @@ class Publisher:
         self._adapter: Adapter = adapter
         self._casts = dtype
         self._masters = masters
-        self._lora = lora
+        self._lora: Lora | None = lora
         self._unused = tuple(unused)
         self._renamed = renamed
         self._facts = facts
@@ -194,12 +194,18 @@ class Publisher:
 
         Raises:
             PiecesDoNotAddUp: A tensor is not of the declared extent.
-            ConfigError: ``masters`` or ``adapter`` is set.
+            ConfigError: ``masters``, ``adapter`` or ``lora`` is set.
         """
-        if options.get("adapter") is not None:
-            raise ConfigError("adapter", str(options["adapter"]), "shards are declared: there is nothing to describe")
+        adapter = options.get("adapter")
+        if adapter is not None:
+            raise ConfigError("adapter", str(adapter), "shards are declared: there is nothing to describe")
         if options.get("masters"):
             raise ConfigError("masters", "True", "a declared shard has no master: declare the master's tensor itself")
+        lora = options.get("lora")
+        if lora is not None:
+            raise ConfigError(
+                "lora", str(lora), "shards are declared as they are published: nothing says what adapters add"
+            )
         publisher = cls({}, **options)
         publisher._source = declared_holdings(shards)
         return publisher

@@ -248,7 +248,8 @@ def test_o32_wrappers_in_every_order_leave_no_trace() -> None:
 
 def test_o32_real_submodule_keeps_its_name_below_wrappers() -> None:
     encoder = nn.ModuleDict({"module": nn.Linear(2, 2, bias=False)})
-    model = torch.compile(nn.ModuleDict({"encoder": torch.compile(encoder, backend="eager")}), backend="eager")
+    inner: Any = torch.compile(encoder, backend="eager")
+    model = torch.compile(nn.ModuleDict({"encoder": inner}), backend="eager")
 
     assert Rank(model).names() == ["encoder.module.weight"]
 

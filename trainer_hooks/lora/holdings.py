@@ -81,8 +81,7 @@ def _refuse_mapping(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
     """Refuse factors in a mapping: nothing there says how they are scaled, or which are in use."""
     if lora is not None:
         raise ConfigError("lora", str(lora), "it needs the PEFT model itself: a mapping says nothing of scaling")
-    names = list(tensors) if isinstance(tensors, Mapping) else [name for name, _ in tensors]
-    factors = [name for name in names if _FACTORS & set(name.split("."))]
+    factors = [name for name in dict(tensors) if _FACTORS & set(name.split("."))]
     if factors:
         raise LoraUndecided(factors[0], len(factors), tuple(f"{choice} with the PEFT model" for choice in CHOICES))
 

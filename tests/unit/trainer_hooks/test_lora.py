@@ -287,6 +287,11 @@ def test_factors_in_a_mapping_are_refused() -> None:
         rank(dict(Net().named_parameters()))
 
 
+def test_declared_shards_have_no_adapters() -> None:
+    with pytest.raises(ConfigError, match=r"lora = 'merged': shards are declared as they are published"):
+        rank([("w", (2,), (0,), (2,), torch.ones(2))])
+
+
 def test_model_without_adapters_binds_nothing() -> None:
     with pytest.raises(NothingToPublish, match="no module of this model has an adapter"):
         rank(Net())
