@@ -15,7 +15,8 @@ import pytest
 from tests.integration.cluster import Cluster
 from tests.integration.deepspeed_ranks import RUN_S, RUNS, SETTINGS, SIZE, VERSIONS, Run
 
-LIMIT_S = 400.0
+LIMIT_S = 560.0
+"""For all runs: 75 s on two cores, six minutes where these are shared by a dozen busy processes."""
 
 pytestmark = [pytest.mark.processes, pytest.mark.net, pytest.mark.timeout(LIMIT_S + 60)]
 

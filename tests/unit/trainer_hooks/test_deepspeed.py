@@ -212,7 +212,7 @@ def test_rank_that_the_record_does_not_have() -> None:
 def with_shard(**attributes: Any) -> nn.Parameter:
     param = partitioned()
     for name, value in attributes.items():
-        setattr(param.__dict__["ds_tensor"], name, value)
+        setattr(vars(param)["ds_tensor"], name, value)
     return param
 
 
@@ -245,7 +245,7 @@ def fragment(shape: tuple[int, ...], start: int, numel: int) -> nn.Parameter:
     address = SimpleNamespace(start=start, numel=numel)
     values = torch.arange(float(start), float(start + numel))
     mapping = SimpleNamespace(lp_fragment_address=address, hp_fragment=values) if numel else None
-    param.__dict__["_hp_mapping"] = mapping
+    vars(param)["_hp_mapping"] = mapping
     return param
 
 
@@ -288,7 +288,7 @@ def linked(*places: tuple[int, int, int]) -> dict[str, nn.Parameter]:
         param = nn.Parameter(flat[at : at + numel])
         address = SimpleNamespace(start=0, numel=numel)
         fragment = masters[master : master + numel]
-        param.__dict__["_hp_mapping"] = SimpleNamespace(lp_fragment_address=address, hp_fragment=fragment)
+        vars(param)["_hp_mapping"] = SimpleNamespace(lp_fragment_address=address, hp_fragment=fragment)
         params[f"w{number}"] = param
     return params
 
@@ -386,7 +386,7 @@ def around(param: nn.Parameter, quantised: bool = False) -> DeepSpeedEngine:
 
 def of_experts() -> nn.Parameter:
     param = nn.Parameter(torch.zeros(2))
-    param.__dict__["allreduce"] = False
+    vars(param)["allreduce"] = False
     return param
 
 
