@@ -305,7 +305,8 @@ def test_after_close_the_parameters_have_memory_of_their_own_and_what_was_publis
 
 
 def publisher(source: Any, **options: Any) -> Publisher:
-    return Publisher(source, run="r", rank=0, world=1, **({"memory": "live"} | options))
+    told: dict[str, Any] = {"memory": "live"}
+    return Publisher(source, run="r", rank=0, world=1, **(told | options))
 
 
 def test_a_parameter_that_cannot_move_refuses_before_any_daemon_is_asked() -> None:

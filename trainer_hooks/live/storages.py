@@ -105,10 +105,8 @@ class LiveStorages:
         storage = _storage(home)
         for stand in home.stands:
             tensor = stand.shard.read()
-            mine = storage_of(tensor)
-            if mine is None or storage_id(mine) != storage_id(storage) or not stand.is_at(tensor, storage.data_ptr()):
+            if not _lies_in(tensor, storage) or not stand.is_at(tensor, storage.data_ptr()):
                 raise HoldingsChanged(stand.shard.name, *_difference(stand, tensor))
-        del mine
         nbytes = storage.nbytes()
         if nbytes > home.nbytes:  # less is padding that is gone
             raise HoldingsChanged(home.name, f"in {home.nbytes} bytes of memory", f"in {nbytes}")
@@ -136,6 +134,11 @@ def _storage(home: Home) -> UntypedStorage:
     if storage is None:
         raise HoldingsChanged(home.name, "a tensor in live memory", "without memory of its own")
     return storage
+
+
+def _lies_in(tensor: Tensor, storage: UntypedStorage) -> bool:
+    mine = storage_of(tensor)
+    return mine is not None and storage_id(mine) == storage_id(storage)
 
 
 def _known(homes: Sequence[Home]) -> list[Tensor]:
