@@ -19,6 +19,7 @@ _PLANS = "tests/hooks/test_foreign_plans.py::"
 _PLAN_FILES = "tests/unit/daemon/cli/test_plan_layouts.py::"
 _PLAN_LAYOUTS = "tests/unit/daemon/cli/test_plan_refusals.py::test_layouts_that_do_not_cover"
 _PLAN_ROSTERS = "tests/unit/daemon/cli/test_plan_refusals.py::test_a_roster_that_cannot_stand"
+_PEFT = "tests/hooks/test_peft_ranks.py::"
 _RARE = "tests/integration/test_rare_faces.py::"
 
 MET: dict[str, str] = {
@@ -119,6 +120,13 @@ MET: dict[str, str] = {
     "E_VERSION_SKEW": _BAD_INPUT + "test_ranks_that_publish_different_versions",
     "E_WAIT": _MEET + "test_wait_ends_by_its_limit_by_pause_and_by_release",
     "E_WORLD": _DECLARED,
+    "E_EXCHANGE": _PEFT + "test_rank_that_is_late_ends_the_exchange_within_its_limit",
+    "E_FROZEN": _PEFT + "test_frozen_shards_are_copied_once_and_watched",
+    "E_LORA": _PEFT + "test_ranks_that_use_different_adapters_all_refuse",
+    "E_LORA_CHOICE": "tests/unit/trainer_hooks/test_lora.py::test_peft_model_is_refused_where_nobody_says_what_is_published",
+    "E_NOTHING": "tests/cases/test_field_reports_trainer.py::test_o44_publish_that_binds_nothing_is_an_error",
+    "E_REPLICAS": _PEFT + "test_replicas_that_disagree_are_refused_on_every_rank",
+    "E_TIE": _PEFT + "test_tie_that_sharding_breaks_is_never_picked_from",
 }
 """Code to the test that meets it."""
 
@@ -133,16 +141,3 @@ UNMET: dict[str, str] = {
     "ranks hear; tests/contract/test_bulk.py meets it on real sockets",
 }
 """Code to the reason why nobody outside meets it."""
-
-OWED = frozenset(
-    {
-        "E_EXCHANGE",
-        "E_FROZEN",
-        "E_LORA",
-        "E_LORA_CHOICE",
-        "E_NOTHING",
-        "E_REPLICAS",
-        "E_TIE",
-    }
-)
-"""Codes of hooks in the making: whoever finishes one moves it to ``MET`` with its test.  Nothing is added here."""
