@@ -65,9 +65,10 @@ def test_tied_weight_of_which_one_name_is_not_synced() -> None:
 
 def test_padding_is_cut_off_in_every_dimension() -> None:
     padded = torch.arange(12.0).view(4, 3)
-    found = rank({"w": padded}, true_shapes={"w": (3, 2)}).publish()
+    trimmed = rank({"w": padded}, true_shapes={"w": (3, 2)})
 
-    assert torch.equal(found["w"], padded[:3, :2])
+    assert torch.equal(trimmed.publish()["w"], padded[:3, :2])
+    assert [6] == [place.shard.padding for place in trimmed.described.places]
 
 
 def test_rank_that_holds_padding_only_holds_no_element() -> None:
