@@ -49,7 +49,7 @@ MAX_NAME = 1024
 BASE_ALIGN = 64
 """Bytes that buffers are aligned to in their region: a cache line."""
 
-KINDS = ("slot", "param")
+KINDS = ("slot", "live", "param")
 """Kinds of buffers."""
 
 

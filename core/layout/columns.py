@@ -50,8 +50,8 @@ class BufferInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: Unique within the layout; for a receiver the parameter or storage it stands for.
         nbytes: Length in bytes.
         dtype: Element type; offsets and strides of its pieces count such elements.
-        kind: ``slot`` (a section of a trainer rank's shared memory) or ``param``
-            (private memory of a rollout rank).
+        kind: ``slot`` (a section of a trainer rank's shared memory), ``live`` (likewise, and what it trains on:
+            not retained once a version is decided) or ``param`` (private memory of a rollout rank).
         region: Which of the rank's shared memory pools it lies in (0 where there is one).
         base: Byte offset of the buffer in its region; a multiple of 64.
     """

@@ -6,7 +6,7 @@ text.  Who feeds one tensor on one rank is answered by ``core.plan.feeders``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -85,6 +85,7 @@ class PlanSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ranks: By rollout rank.
         links: By source and target node.
         nodes: By node.
+        live_ranks: Trainer ranks whose parameters are published where they lie: nothing of them is retained.
     """
 
     trainer_ranks: int
@@ -99,6 +100,7 @@ class PlanSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: tuple[RankBytes, ...]
     links: tuple[LinkBytes, ...]
     nodes: tuple[NodeMemory, ...]
+    live_ranks: tuple[int, ...] = ()
 
 
 def summarize(proof: CoverageProof, plans: Mapping[NodeId, NodePlan]) -> PlanSummary:
@@ -125,6 +127,9 @@ def summarize(proof: CoverageProof, plans: Mapping[NodeId, NodePlan]) -> PlanSum
         ranks=ranks,
         links=links,
         nodes=tuple(_memory(proof, plan) for plan in plans.values()),
+        live_ranks=tuple(
+            rank for rank, layout in enumerate(proof.trainer_layouts) if any(b.kind == "live" for b in layout.buffers)
+        ),
     )
 
 
@@ -223,8 +228,19 @@ def explain_plan(summary: PlanSummary) -> str:
                 for n in s.nodes
             ],
         ),
+        *_not_retained(s.live_ranks),
     ]
     return "\n".join(lines)
+
+
+def _not_retained(ranks: Sequence[int]) -> list[str]:
+    if not ranks:
+        return []
+    named = ", ".join([*map(str, ranks[:8]), *(["..."] if len(ranks) > 8 else [])])
+    return [
+        f"not retained: the bytes of {len(ranks)} trainer ranks with live memory ({named})",
+        "  once a version is decided the next step writes them; an engine that comes later waits for the next version",
+    ]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:

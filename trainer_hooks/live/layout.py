@@ -73,7 +73,7 @@ def describe_live(
     """
     sections = _sections(holdings.shards, is_copied)
     builder = LayoutBuilder()
-    buffers = {k: builder.add_buffer(k, s.nbytes, k, "slot", 0, s.base) for k, s in sections.items()}
+    buffers = {k: builder.add_buffer(k, s.nbytes, k, "live", 0, s.base) for k, s in sections.items()}
     stands = {id(st.shard): (h, st) for s in sections.values() for h in s.homes for st in h.stands}
     copied = {key: at for s in sections.values() for key, at in s.offsets().items()}
     places: list[Place] = []

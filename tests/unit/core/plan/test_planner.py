@@ -197,6 +197,16 @@ def test_the_summary_adds_up(proof: CoverageProof) -> None:
     assert "192 needed = 0 copied inside a node + 192 from landings; 96 cross between nodes" in explain_plan(summary)
 
 
+def test_the_summary_says_of_whom_nothing_is_retained() -> None:
+    topology = topology_of(["a/0", "b/0", "b/1"], {"E0": ["c/0"]})
+    trainers = [part("slot", (0, 3)), part("live", (3, 5)), part("live", (5, 8))]
+    proof = prove_coverage(topology, trainers, {rank(0): part("param", (0, 8))})
+    summary = summarize(proof, {n: plan_node(proof, n, 32) for n in proof.topology.nodes})
+
+    assert summary.live_ranks == (1, 2)
+    assert "not retained: the bytes of 2 trainer ranks with live memory (1, 2)\n" in explain_plan(summary)
+
+
 def test_who_feeds_which_rows() -> None:
     topology = topology_of(["a/0", "a/1", "b/0"], {"E0": ["a/0"]})
     trainers = [part("slot", (0, 3)), part("slot", (3, 5)), part("slot", (5, 8))]
