@@ -330,6 +330,11 @@ class Publisher:
             RunPaused: The run lacks ranks.
             HoldingsChanged: A parameter is not what was attached.
             NotBetweenSteps: A DeepSpeed engine is in the middle of a step; nothing was read.
+            FrozenChanged: A tensor that is declared frozen was written.
+            TieBroken: Tensors that are declared tied differ.
+            ReplicasDisagree: Ranks hold different bytes where they are replicas (``check_replicas``).
+            ExchangeFailed: A rank did not take part in the comparison of replicas, or of LoRA factors, in time.
+            NothingToPublish: No adapter is active.
             PeerGone: The daemon is gone for longer than ``restart_s``.
             LiveMemoryWritten: Live parameters were written while the version before was published.
         """
