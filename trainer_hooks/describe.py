@@ -83,7 +83,7 @@ def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedS
         LayoutError: Two shards of one tensor disagree about it.
         Refused: The layout breaks a rule.
     """
-    dtypes = _published(holdings.shards, casts)
+    dtypes = _published(holdings, casts)
     sections = _sections(holdings.shards, dtypes)
     builder = LayoutBuilder()
     buffers: dict[str, int] = {}
@@ -112,13 +112,22 @@ def describe_holdings(holdings: Holdings, casts: Casts, unused: Iterable[UnusedS
     return Described(layout, tuple(places), payload, holdings.stray, holdings.prepare, verify)
 
 
-def _published(shards: Sequence[Shard], casts: Casts) -> list[torch.dtype]:
-    """Return the element type in which each shard is published."""
+def _published(holdings: Holdings, casts: Casts) -> list[torch.dtype]:
+    """Return the element type in which each shard is published.
+
+    Names are published ones; a name of the model counts where nothing is published under it.
+    """
+    shards = holdings.shards
     if casts is None:
         return [s.dtype for s in shards]
     if isinstance(casts, torch.dtype):
         return [casts if s.dtype.is_floating_point else s.dtype for s in shards]
-    names = [{s.name, *(part.name for part in s.parts)} for s in shards]
+    tied: dict[str, set[str]] = {}
+    for name, canonical in holdings.aliases:
+        tied.setdefault(canonical, set()).add(name)
+    names = [{n for part in s.parts for n in (part.name, *tied.get(part.name, ()))} for s in shards]
+    published = set().union(*names)
+    names = [found | ({s.name} - published) for found, s in zip(names, shards, strict=True)]
     unknown = sorted(set(casts) - set().union(*names))
     if unknown:
         raise ConfigError("dtype", unknown[0], f"this rank holds no tensor of that name ({len(unknown)} such names)")

@@ -121,8 +121,15 @@ def _without_parts(shard: Shard, gone: set[str], heirs: Mapping[str, str]) -> Sh
 
 
 def _trimmed(holdings: Holdings, shapes: Mapping[str, Sequence[int]]) -> Holdings:
-    _matching("true_shapes", [*shapes], [part.name for shard in holdings.shards for part in shard.parts])
-    wanted = {name: tuple(shape) for name, shape in shapes.items()}
+    wanted: dict[str, tuple[int, ...]] = {}
+    held, tied = names_of(holdings), dict(holdings.aliases)
+    for name, shape in shapes.items():  # whole names: a shape that several tensors have is said of each
+        if name not in held:
+            why = f"it is none of the {len(held)} names on this rank, for instance {held[:2]}"
+            raise ConfigError("true_shapes", name, why)
+        if wanted.setdefault(tied.get(name, name), tuple(shape)) != tuple(shape):
+            why = f"{tied.get(name, name)} is the same memory, and {wanted[tied.get(name, name)]} is said of it"
+            raise ConfigError("true_shapes", f"{name}: {tuple(shape)}", why)
     return replace(holdings, shards=tuple(_trimmed_shard(shard, wanted) for shard in holdings.shards))
 
 

@@ -179,7 +179,7 @@ class Slots:
 
         Runs at every publish over every parameter, so it makes no object where nothing has moved.
         """
-        moved = False
+        moved: dict[int, _Seen] = {}  # noted only once all are looked at: one that is refused leaves all as they were
         for index, (read, (address, shape, strides, dtype)) in enumerate(zip(self._reads, self._seen, strict=True)):
             tensor = read()
             same = tensor.data_ptr() == address and tensor.shape == shape and tensor.stride() == strides
@@ -188,8 +188,7 @@ class Slots:
             _check_unchanged(self._places[index], tensor)
             if self._frozen.get(index, -1) >= 0:
                 raise FrozenChanged(self._places[index].shard.name, "is another tensor")
-            self._seen[index] = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-            moved = True
+            moved[index] = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
         if moved:
             tensors = [read() for read in self._reads]
             every = list(enumerate(zip(self._places, tensors, strict=True)))
@@ -197,6 +196,8 @@ class Slots:
                 triples = [(place, views[at], tensor) for at, (place, tensor) in every]
                 self._work[slot] = _pair_up([t for t in triples if not t[0].shard.frozen])
                 self._frozen_work[slot] = _pair_up([t for t in triples if t[0].shard.frozen])
+            for index, seen in moved.items():
+                self._seen[index] = seen
 
     def _check_frozen(self) -> None:
         """Compare torch's counts of writes with those of the first copy."""

@@ -99,6 +99,11 @@ def not_resharded() -> nn.Module:
     return shard(Net(), one_mesh(), each=True, reshard_after_forward=False)
 
 
+def cut_anew_after_forward() -> nn.Module:
+    """Behind a forward parameters are cut over four ranks, a copy that shows in the place of those over eight."""
+    return shard(Net(), one_mesh(), each=True, reshard_after_forward=WORLD // 2)
+
+
 def hybrid() -> nn.Module:
     return shard(Net(), init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("rep", "shard")))
 
@@ -164,6 +169,7 @@ CASES: dict[str, Case] = {
     "Shard(1)": Case(second_dimension, 16),
     "ignored": Case(ignored),
     "not resharded": Case(not_resharded),
+    "cut anew after a forward": Case(cut_anew_after_forward),
     "HSDP": Case(hybrid),
     "FSDP+TP": Case(with_tensor_parallel(10)),
     "FSDP+TP, 9 rows on 4 x 2": Case(with_tensor_parallel(9), 9, forward=False),
@@ -186,15 +192,16 @@ class Training:
         self._optimizer = None if self.model is None else torch.optim.SGD(self.model.parameters(), lr=0.1)
 
     def forward(self) -> list[str]:
-        """Run a forward, or gather as one would, and return the parameters that show as whole ones behind it."""
+        """Run a forward, or gather as one would, and return the parameters in whose place something shows behind it."""
         if self.model is None:
             return []
+        before = dict(self.model.named_parameters())
         if self.case.forward:
             with torch.no_grad():
                 self.model(torch.arange(6).reshape(1, 6))
         else:
             cast("FSDPModule", self.model).unshard()
-        return [name for name, p in self.model.named_parameters() if not isinstance(p, DTensor)]
+        return [name for name, p in self.model.named_parameters() if p is not before[name]]
 
     def step(self) -> None:
         """Change every parameter."""

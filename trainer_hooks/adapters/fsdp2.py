@@ -61,7 +61,8 @@ def sharded_reader(leaf: Leaf, param: FsdpParam | None) -> Callable[[], Tensor]:
 
 def _read_sharded(leaf: Leaf, param: FsdpParam) -> Tensor:
     visible = leaf.read()
-    if visible is getattr(param, "_unsharded_param", None):
+    # The second: with reshard_after_forward=n a forward leaves what is gathered cut over n ranks.
+    if any(visible is getattr(param, name, None) for name in ("_unsharded_param", "_sharded_post_forward_param")):
         sharded: Tensor = param.sharded_param
         return sharded
     return visible

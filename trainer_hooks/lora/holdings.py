@@ -20,7 +20,7 @@ from weightd.trainer_hooks.adapters.fsdp2 import sharded_params
 from weightd.trainer_hooks.adapters.leaves import Source, leaves_of
 from weightd.trainer_hooks.adapters.pick import holdings_of
 from weightd.trainer_hooks.exchange import Exchange
-from weightd.trainer_hooks.faults import LoraUndecided, LoraUnsupported, NothingToPublish
+from weightd.trainer_hooks.faults import HoldingsChanged, LoraUndecided, LoraUnsupported, NothingToPublish
 from weightd.trainer_hooks.lora.choice import CHOICES, Lora, LoraAdapter
 from weightd.trainer_hooks.lora.layers import (
     LoraLayer,
@@ -74,7 +74,11 @@ def lora_holdings(source: Source, lora: Lora | None, masters: bool, connect: Cal
         raise NothingToPublish(f"lora={lora!r}, and no module of this model has an adapter", ())
     if lora == "merged":
         return _merged(source, model, found, masters, connect)
-    return _adapter_only(source, found, _chosen(found, lora), masters)
+    chosen = _chosen(found, lora)
+    holdings = _adapter_only(source, found, chosen, masters)
+    if isinstance(lora, LoraAdapter):
+        return holdings
+    return replace(holdings, prepare=(*holdings.prepare, partial(_refuse_another, found, chosen)))
 
 
 def _refuse_mapping(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], lora: Lora | None) -> None:
@@ -154,11 +158,25 @@ def _chosen(found: PeftModules, lora: Lora) -> str:
         if lora.name not in known:
             raise ConfigError("lora", f"LoraAdapter({lora.name!r})", f"the model has the adapters {known}")
         return lora.name
-    active = sorted({a for layer in found.layers for a in layer.module.active_adapters if a in layer.adapters})
+    active = _active(found)
     if len(active) != 1:
         raise ConfigError("lora", lora, f"{len(active)} adapters are active, of {known}: name one, {CHOICES[2]}")
-    name: str = active[0]
-    return name
+    return active[0]
+
+
+def _active(found: PeftModules) -> list[str]:
+    return sorted({a for layer in found.layers for a in layer.module.active_adapters if a in layer.adapters})
+
+
+def _refuse_another(found: PeftModules, attached: str) -> None:
+    """Refuse to publish the adapter that was active at attach where the model computes with another one now.
+
+    Raises:
+        HoldingsChanged: It does.
+    """
+    active = _active(found)
+    if active != [attached]:
+        raise HoldingsChanged("the active adapter", attached, ", ".join(active) or "none")
 
 
 def _adapter_only(source: Source, found: PeftModules, adapter: str, masters: bool) -> Holdings:

@@ -88,7 +88,13 @@ class Merger:
         if layer.module.disable_adapters:
             why = "its adapters are disabled, so the model does not compute with what would be published"
             raise LoraUnsupported(layer.name, why, ("enabled adapters",))
-        active = layer.pending()
+        active, merged = layer.pending(), layer.merged()
+        if active and merged:
+            why = (
+                f"{', '.join(merged)} is merged into it and {', '.join(active)} is active and is not: "
+                "the model computes without the latter"
+            )
+            raise LoraUnsupported(layer.name, why, ("all active adapters merged in place, or none",))
         for adapter in active:
             new = [name for name in layer.factors(adapter) if name not in self._shards]
             if new:

@@ -79,6 +79,23 @@ def test_rank_that_holds_padding_only_holds_no_element() -> None:
     assert found.layout.pieces == 0
 
 
+def test_true_shape_is_of_a_name_and_not_of_a_pattern() -> None:
+    """A pattern that passed as one and trimmed nothing would publish the padding."""
+    with pytest.raises(ConfigError, match=r"true_shapes = '\*': it is none of the 1 names"):
+        rank({"w": torch.ones(4, 3)}, true_shapes={"*": (3, 3)})
+    assert rank({"w[0]": torch.ones(4, 3)}, true_shapes={"w[0]": (3, 3)}).layout.tensors[0].shape == (3, 3)
+
+
+def test_true_shape_of_a_tied_name_is_that_of_the_weight() -> None:
+    weight = torch.arange(12.0).view(4, 3)
+    source = {"emb": weight, "head": weight}
+
+    assert torch.equal(rank(source, true_shapes={"head": (3, 3)}).publish()["emb"], weight[:3])
+    rank(source, true_shapes={"head": (3, 3), "emb": [3, 3]})
+    with pytest.raises(ConfigError, match=r"true_shapes = 'head: \(2, 3\)': emb is the same memory, and \(3, 3\)"):
+        rank(source, true_shapes={"emb": (3, 3), "head": (2, 3)})
+
+
 @pytest.mark.parametrize("shape", [(5, 3), (4,), (-1, 3)])
 def test_padding_that_makes_a_tensor_larger_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"w has shape \(4, 3\) here, and no padding makes that"):

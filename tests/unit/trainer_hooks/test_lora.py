@@ -121,6 +121,23 @@ def test_adapter_that_is_merged_in_place_is_not_added_twice() -> None:
     assert unequal(found.publish(), expected) == []
 
 
+def test_adapters_of_which_one_is_merged_in_place_and_another_is_not() -> None:
+    """PEFT's layer computes with its base alone as soon as anything is merged into it."""
+    model = adapted()
+    model.add_adapter("b", LoraConfig(r=2, target_modules=["q"]))
+    model.base_model.set_adapter(["default", "b"])
+    found = rank(model)
+    model.merge_adapter(["default"])
+    layer, x = model.base_model.model.layers[0].q, torch.ones(1, 6)
+    assert torch.equal(layer(x), layer.base_layer(x))
+    with pytest.raises(LoraUnsupported, match=r"layers.0.q .*: default is merged into it and b is active and is not"):
+        found.publish()
+    model.merge_adapter(["b"])
+    merged = found.publish()
+
+    assert torch.equal(merged["layers.0.q.weight"], layer.base_layer.weight)
+
+
 def test_adapters_of_a_model_that_is_no_peft_model() -> None:
     from peft import inject_adapter_in_model
 
@@ -247,6 +264,21 @@ def test_adapter_of_another_name_that_does_not_train() -> None:
     assert not any(p.requires_grad for n, p in model.named_parameters() if "lora_A.lora_A" in n)
     assert unequal(found, get_peft_model_state_dict(model, adapter_name="lora_A")) == []
     assert len(found) == 4
+
+
+def test_active_adapter_is_the_one_that_was_active_at_attach() -> None:
+    model = adapted()
+    model.add_adapter("b", LoraConfig(r=2, target_modules=["q"]))
+    found, named = rank(model, "adapter"), rank(model, LoraAdapter("default"))
+    before = found.publish()
+    for now, text in (("b", "b"), (["default", "b"], "b, default"), ([], "none")):
+        model.base_model.set_adapter(now)
+        with pytest.raises(HoldingsChanged, match=rf"active adapter was attached as default and is {text} now"):
+            found.publish()
+        assert unequal(named.publish(), before) == []
+    model.base_model.set_adapter("default")
+
+    assert unequal(found.publish(), before) == []
 
 
 def test_adapter_is_published_whatever_its_base_is() -> None:

@@ -18,6 +18,7 @@ from weightd.trainer_hooks.adapters.pick import holdings_of
 from weightd.trainer_hooks.declared import declared_holdings
 from weightd.trainer_hooks.describe import Described, describe_holdings
 from weightd.trainer_hooks.faults import HoldingsChanged, PiecesDoNotAddUp
+from weightd.trainer_hooks.renaming import renamed_holdings
 from weightd.trainer_hooks.slots import Slots
 
 KEY = VersionKey(Version(3), Attempt(Boot(1), 1))
@@ -158,6 +159,31 @@ def test_cast_by_name() -> None:
         described(source, {"x": torch.float16})
 
 
+def test_cast_by_name_means_what_is_published_under_it() -> None:
+    """Layers of a stage are renamed by its offset: one name is a layer's here and another's there."""
+    source = {f"layers.{n}.w": torch.ones(3) for n in range(3)}
+    shift = {f"layers.{n}": f"layers.{n + 1}" for n in range(3)}
+    holdings = renamed_holdings(holdings_of(source), shift)
+    found = describe_holdings(holdings, {"layers.2.w": torch.bfloat16}, (), "").layout
+
+    assert [(t.name, t.dtype) for t in found.tensors] == [
+        ("layers.1.w", "float32"),
+        ("layers.2.w", "bfloat16"),
+        ("layers.3.w", "float32"),
+    ]
+    of_the_model = describe_holdings(holdings, {"layers.0.w": torch.bfloat16}, (), "").layout
+    assert [t.dtype for t in of_the_model.tensors] == ["bfloat16", "float32", "float32"]
+
+
+def test_cast_by_a_tied_name_is_of_the_one_tensor() -> None:
+    weight = torch.ones(3)
+    source = {"emb": weight, "head": weight, "other": torch.ones(3)}
+
+    assert [t.dtype for t in described(source, {"head": torch.bfloat16}).layout.tensors] == ["bfloat16", "float32"]
+    with pytest.raises(ConfigError, match=r"is to be cast to torch.bfloat16, torch.float16"):
+        described(source, {"emb": torch.float16, "head": torch.bfloat16})
+
+
 def test_rank_that_holds_nothing_has_a_pool_all_the_same() -> None:
     what = described({"w": torch.empty(0, 3)})
     slots = Slots(TrainerRank(0), what, "")
@@ -271,6 +297,22 @@ def test_an_entry_of_a_mapping_that_was_replaced_is_what_is_published() -> None:
     tensors = {"w": torch.zeros(3)}
     slots = Slots(TrainerRank(0), described(tensors), "digest")
     tensors["w"] = torch.ones(3)
+    slots.fill(0)
+    published = slots.pools[0].payload[:12].view(np.float32).tolist()
+    slots.close()
+
+    assert published == [1, 1, 1]
+
+
+def test_what_moved_beside_something_that_was_refused_is_read_where_it_is() -> None:
+    """The refused publish looked at ``a`` first: it must not be taken for bound."""
+    tensors = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    slots = Slots(TrainerRank(0), described(tensors), "digest")
+    kept = tensors["b"]
+    tensors |= {"a": torch.ones(3), "b": torch.zeros(4)}
+    with pytest.raises(HoldingsChanged):
+        slots.fill(0)
+    tensors["b"] = kept
     slots.fill(0)
     published = slots.pools[0].payload[:12].view(np.float32).tolist()
     slots.close()
