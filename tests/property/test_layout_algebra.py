@@ -389,7 +389,7 @@ def test_values_that_were_changed_are_refused_or_still_a_layout(data: Data) -> N
             chosen = [v for v in HOSTILE if type(v) is int and abs(v) < 2**63]
             column[data.draw(st.integers(0, len(column) - 1))] = data.draw(st.sampled_from(chosen))
             message[key] = column.tobytes()
-        elif isinstance(value, list) and value and isinstance(value[0], list):
+        elif isinstance(value, list) and value and all(isinstance(entry, list) and entry for entry in value):
             entry = data.draw(st.sampled_from(value))
             entry[data.draw(st.integers(0, len(entry) - 1))] = data.draw(st.sampled_from(HOSTILE))
         else:
