@@ -38,6 +38,9 @@ _POPULATE_READ = 22
 _POPULATE_WRITE = 23
 """MADV_POPULATE_READ and _WRITE of Linux 5.14; the mmap module of Python 3.11 has no names for them."""
 
+_FAULT_STEP_BYTES = 16 << 20
+"""Faulted in at once: some ten milliseconds, which an event loop beside it can wait."""
+
 _BLOCK_BYTES = 512
 """Unit of st_blocks (stat(2)), whatever the file system's own."""
 
@@ -276,7 +279,11 @@ def _drop(fd: int, mapping: mmap.mmap | None) -> None:
 def _fault_in(mapping: mmap.mmap, *, writable: bool) -> None:
     """Have every page in this process's table, so that no copy waits for the kernel."""
     try:
-        mapping.madvise(_POPULATE_WRITE if writable else _POPULATE_READ)
+        # The mmap module holds the interpreter's lock for the whole call, a second for each GiB on slow memory:
+        # in steps, other threads come by.
+        for first in range(0, len(mapping), _FAULT_STEP_BYTES):
+            length = min(_FAULT_STEP_BYTES, len(mapping) - first)
+            mapping.madvise(_POPULATE_WRITE if writable else _POPULATE_READ, first, length)
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
             raise
