@@ -12,9 +12,10 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
+from types import MappingProxyType
 
 import anyio
 import anyio.to_thread
@@ -47,8 +48,10 @@ from weightd.daemon.epochs import LayoutStore
 from weightd.daemon.fd_server import FdServer
 from weightd.daemon.journal import JournalError
 from weightd.daemon.open_files import why_full
+from weightd.daemon.service.service import Service
 from weightd.daemon.status.document import encode_document, status_document
 from weightd.daemon.supervisor import NO_TRACE, RunSupervisor
+from weightd.daemon.workers import in_worker
 
 log = logging.getLogger("weightd.daemon")
 
@@ -432,7 +435,7 @@ class Daemon:
         """Decode and check a layout off the loop: a large one takes half a second."""
         self._asked.discard(digest)
         try:
-            layout = await anyio.to_thread.run_sync(partial(decode_layout, blob, whose=f"layout {digest}"))
+            layout = await in_worker("decoding a layout", partial(decode_layout, blob, whose=f"layout {digest}"))
         except WeightdError as error:
             for hook in self.hooks:
                 if hook.hello.layout_digest == digest:
@@ -610,18 +613,25 @@ class Daemon:
         return status_document(self)
 
 
-async def serve_node(config: Config) -> None:
+async def serve_node(config: Config, environ: Mapping[str, str] = MappingProxyType({})) -> None:
     """Serve until SIGTERM or SIGINT, then stop in order; a second signal does not wait for ``drain_s``.
+
+    Args:
+        config: The daemon's.
+        environ: The process's environment, which says whether a service manager waits for word.
 
     Raises:
         WeightdError: The daemon cannot serve; not wrapped in a group, so that the command line can exit by its code.
     """
     daemon = Daemon(config)
+    service = Service(daemon, environ)
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(daemon.serve)
+                await tasks.start(service.serve)  # every socket is bound and listened to by now
                 await _next_signal(signals, "stopping")
+                await service.stopping()
                 async with anyio.create_task_group() as stopping:
                     stopping.start_soon(_cut_short, signals, stopping.cancel_scope)
                     await daemon.drain()

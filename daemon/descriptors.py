@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import anyio.to_thread
-
 from weightd.core.plan.node_plan import LandingSource, TrainerSource
 from weightd.core.units import RolloutRank, RunName
 from weightd.daemon.admission import HookRefused
+from weightd.daemon.workers import allowance_for, in_worker
 from weightd.link.faults import MemoryRefused
 from weightd.link.fd_messages import LANDING, PoolKey
 from weightd.link.memory import Pool
@@ -67,7 +66,9 @@ class Descriptors:
         if nbytes != due:
             os.close(fd)
             raise MemoryRefused(str(key), due, nbytes, "its size is not that of the hello")
-        pool = await anyio.to_thread.run_sync(partial(Pool.adopt, fd, nbytes, name=str(key)))
+        pool = await in_worker(
+            f"mapping {key}", partial(Pool.adopt, fd, nbytes, name=str(key)), allowance_s=allowance_for(nbytes)
+        )
         if self._daemon.hooks.get(session) is not hook:
             pool.close()  # the hook ended meanwhile
             return

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from weightd.core.errors import InternalInvariantBroken, WeightdError
@@ -18,8 +17,9 @@ from weightd.core.layout.columns import Layout
 from weightd.core.session.faults import DeadlinePassed
 from weightd.core.units import Boot, Epoch, NodeId, RolloutRank, TrainerRank
 from weightd.core.wire.messages import EpochSpec
-from weightd.daemon.bulk.landing import Landing
+from weightd.daemon.bulk.landing import HALVES, Landing
 from weightd.daemon.epochs import EpochPlans, LayoutStore, encode_plans, layout_digests, plan_epoch
+from weightd.daemon.workers import allowance_for, in_worker
 
 ASK_EVERY_S = 0.5
 """Between two requests for a layout that is still lacking."""
@@ -53,12 +53,16 @@ class Planning:
             if isinstance(layouts, WeightdError):
                 return layouts
             try:
-                plans = await anyio.to_thread.run_sync(plan_epoch, spec, layouts, self.node)
+                plans = await in_worker(
+                    "planning an epoch", plan_epoch, spec, layouts, self.node, allowance_s=self.plan_s
+                )
                 before = self.landing.halves
                 nbytes = plans.plans[self.node].fetch.landing_nbytes
-                plans.halves = await anyio.to_thread.run_sync(self.landing.provide, nbytes)
+                plans.halves = await in_worker(
+                    "making a landing", self.landing.provide, nbytes, allowance_s=allowance_for(HALVES * nbytes)
+                )
                 self._landing_serial += plans.halves is not before
-                await anyio.to_thread.run_sync(encode_plans, plans, self.node, self._landing_serial)
+                await in_worker("encoding plans", encode_plans, plans, self.node, self._landing_serial)
             except WeightdError as e:
                 return e
             self._plans[spec.epoch] = plans

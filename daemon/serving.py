@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
-import anyio.to_thread
 
 from weightd.core.errors import WeightdError
 from weightd.core.plan.node_plan import FetchPlan, TrainerSource
@@ -22,6 +21,7 @@ from weightd.daemon.bulk.gather import Gather, Lease
 from weightd.daemon.bulk.port import BulkServer, Grant, new_token
 from weightd.daemon.inbox import Inbox
 from weightd.daemon.planning import Planning
+from weightd.daemon.workers import in_worker
 from weightd.link.fd_messages import PoolKey
 from weightd.link.memory import Pool
 
@@ -110,7 +110,7 @@ class Serving:
         known = self._gathers.get((wanted.epoch, receiver, named))
         # Numbers of epochs may come again, with another plan; a restarted rank has other pools.
         if known is None or known[1].fetch is not fetch or any(known[0][s] is not pools[s] for s in needed):
-            known = pools, await anyio.to_thread.run_sync(Gather, fetch, self.node, pools)
+            known = pools, await in_worker("preparing a fetch", Gather, fetch, self.node, pools)
             while len(self._gathers) >= KEPT_GATHERS:
                 del self._gathers[next(iter(self._gathers))]
             self._gathers[wanted.epoch, receiver, named] = known

@@ -18,7 +18,6 @@ from typing import Any, Protocol, Self, assert_never
 from urllib.parse import quote
 
 import anyio
-import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
@@ -44,6 +43,7 @@ from weightd.daemon.journal import Journal, JournalError
 from weightd.daemon.planning import Planning
 from weightd.daemon.serving import Serving
 from weightd.daemon.status.versions import VersionTable
+from weightd.daemon.workers import in_worker
 from weightd.link.control import trace_of
 
 log = logging.getLogger("weightd.run")
@@ -147,7 +147,7 @@ class RunSupervisor:
         inbox = Inbox()
         landing = Landing(f"the landing of run {run}", house.budget)
         planning = Planning(config.node, house.layouts, config.deadlines.plan_s, landing)
-        journal, state = await anyio.to_thread.run_sync(_node_journal, config.state_dir, run)
+        journal, state = await in_worker("opening a journal", _node_journal, config.state_dir, run)
         node = NodeMachine(run, config.node, house.boot, config.deadlines, state)
 
         def ask(sender: NodeId, wanted: m.TicketWanted) -> None:
@@ -223,8 +223,8 @@ class RunSupervisor:
             JournalError: The leader's journal cannot be read.
         """
         if "leader" not in self._journals:
-            self._journals["leader"] = await anyio.to_thread.run_sync(
-                open_journal, self.config.state_dir, self.run, "leader"
+            self._journals["leader"] = await in_worker(
+                "opening a journal", open_journal, self.config.state_dir, self.run, "leader"
             )
         self._rank0 = roster, boot
         await self._lead()
@@ -236,7 +236,7 @@ class RunSupervisor:
         """Lead for the trainer rank 0 that greeted last, unless this node leads."""
         if self._to_lead() is None:
             return
-        state = await anyio.to_thread.run_sync(replay, tuple(self._journals["leader"].records))
+        state = await in_worker("replaying a journal", replay, tuple(self._journals["leader"].records))
         to_lead = self._to_lead()
         if to_lead is None:
             return  # another greeting was faster
@@ -431,7 +431,7 @@ class RunSupervisor:
                 await self._records_came.wait()
             job = self._records.popleft()
             try:
-                await anyio.to_thread.run_sync(self._append_now, job.role, job.record)
+                await in_worker("writing a journal", self._append_now, job.role, job.record)
             except JournalError as e:
                 log.warning("journal failed", extra={"facts": {"run": self.run, "role": job.role, "why": e.why}})
                 if self._journals[job.role].broken:

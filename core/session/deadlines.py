@@ -25,6 +25,7 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         heartbeat_s: Between two repeats.
         heartbeat_timeout_s: Without a repeat, until a node counts as silent.
         drain_s: For an orderly stop to wait for versions that engines stand in.
+        worker_s: For a job of a worker thread to go on, before the daemon's watchdog counts it as stuck.
     """
 
     attach_s: float = 300.0
@@ -45,3 +46,4 @@ class Deadlines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 5.0
     drain_s: float = 20.0
+    worker_s: float = 120.0

@@ -46,6 +46,7 @@ from weightd.daemon.bulk.tcp_frames import (
     greet,
     shut,
 )
+from weightd.daemon.workers import working
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,6 +163,10 @@ class _Fetch:
 
     def _receive_on(self, stream: Stream) -> None:
         """Receive buckets on one stream until none is left or the fetch is over."""
+        with working(f"fetching from node {self.job.sender}"):
+            self._receive_until_over(stream)
+
+    def _receive_until_over(self, stream: Stream) -> None:
         asked: deque[Bucket] = deque()
         try:
             while True:

@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
+from weightd.daemon.workers import goes_on
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -107,6 +109,7 @@ class Patience:
 
     def check(self, since: float) -> None:
         """Raise if a wait that began at ``since`` has taken too long, or was told to stop."""
+        goes_on()  # comes by at every step and every poll: the thread is not stuck, whatever its peer does
         now = time.monotonic()
         if self.stopped():
             raise Stopped

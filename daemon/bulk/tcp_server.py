@@ -42,6 +42,7 @@ from weightd.daemon.bulk.tcp_frames import (
     proof,
     shut,
 )
+from weightd.daemon.workers import working
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -152,7 +153,8 @@ class TcpBulkServer:
                     log.warning("cannot accept", extra={"facts": {"error": str(error)}})
                     time.sleep(0.1)  # out of descriptors: trying at once would spin
                 continue
-            self._take_on(sock, f"{address[0]}:{address[1]}")
+            with working("taking a bulk stream on"):
+                self._take_on(sock, f"{address[0]}:{address[1]}")
 
     def _take_on(self, sock: socket.socket, who: str) -> None:
         """Give a connection a thread, if there is one left for it."""
@@ -168,12 +170,8 @@ class TcpBulkServer:
     def _serve(self, sock: socket.socket, who: str) -> None:
         """Serve one stream to its end; whatever ends it, its receiver learns by its socket."""
         try:
-            ticket = self._admit(sock)
-            if ticket is not None:
-                try:
-                    self._answer_all(sock, ticket.grant)
-                finally:
-                    self._leave(sock, ticket)
+            with working(f"serving a bulk stream of {who}"):
+                self._admit_and_answer(sock)
         except (Ended, Stopped) as end:
             log.debug("stream ended", extra={"facts": {"peer": who, "why": str(end)}})
         except Overdue as late:
@@ -187,6 +185,14 @@ class TcpBulkServer:
             with self._lock:
                 self._streams.pop(sock, None)
             sock.close()
+
+    def _admit_and_answer(self, sock: socket.socket) -> None:
+        ticket = self._admit(sock)
+        if ticket is not None:
+            try:
+                self._answer_all(sock, ticket.grant)
+            finally:
+                self._leave(sock, ticket)
 
     def _admit(self, sock: socket.socket) -> _Ticket | None:
         """Return the ticket that the other side proved to hold, or tell it that it did not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +23,11 @@ def serve(
     settings = load_config(config, os.environ)
     configure_logging(settings.log_level, os.environ)
     raise_limit()
+    # A watchdog ends a stuck daemon by SIGABRT: the log then says in which line each thread stood.
+    faulthandler.enable()
 
     import anyio
 
     from weightd.daemon.app import serve_node
 
-    anyio.run(serve_node, settings)
+    anyio.run(serve_node, settings, os.environ)
