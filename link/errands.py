@@ -90,6 +90,11 @@ class Errands:
             self._queue.append(errand)
         self._nudge()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: close its copy of the socket, so that the daemon learns at once when the parent ends."""
+        if self._channel is not None:
+            self._channel.close()
+
     def close(self) -> None:
         """End the thread after the errand in hand; harmless when done twice.
 

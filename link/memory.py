@@ -5,6 +5,8 @@ killed process leaks nothing and takes nothing away.  Its size is sealed: an
 unsealed one could be shortened under a reader, which the kernel answers with
 SIGBUS, so whoever receives a descriptor checks seals and size *before* it maps.
 
+A forked child takes no part: its own mapping is dropped, or becomes its own where parameters lie in it (``forks``).
+
 Ordering.  Readers learn of a finished write by a message, never by watching the
 generation; the generation only reveals a write that should not have happened.
 """
@@ -24,6 +26,7 @@ import numpy as np
 from weightd.core.errors import binary_size
 from weightd.link.available import available_nbytes
 from weightd.link.faults import MemoryExhausted, MemoryRefused
+from weightd.link.forks import in_child, replace_mapping
 from weightd.link.header import HEADER_BYTES, Description, Header, pool_nbytes
 
 if TYPE_CHECKING:
@@ -63,21 +66,25 @@ class Pool:
         nbytes: Size of the whole memfd, header page included.
         payload_nbytes: Size of what it carries.
         writable: Whether this mapping may write.
+        inherited: Whether a forked child keeps the bytes, as its own.
     """
 
-    def __init__(self, name: str, fd: int, mapping: mmap.mmap, *, writable: bool) -> None:
+    def __init__(self, name: str, fd: int, mapping: mmap.mmap, *, writable: bool, inherited: bool = False) -> None:
         self.name = name
         self.fd = fd
         self.nbytes = len(mapping)
         self.writable = writable
+        self.inherited = inherited
         self._mapping: mmap.mmap | None = mapping
         whole = np.frombuffer(mapping, dtype=np.uint8)
         self._header: Header | None = Header(whole)
         self.payload_nbytes = self._header.payload_nbytes
         self._payload: NDArray[np.uint8] | None = whole[HEADER_BYTES : HEADER_BYTES + self.payload_nbytes]
+        self._address = int(whole.ctypes.data)
+        in_child(self, Pool._leave_to_parent)
 
     @classmethod
-    def create(cls, name: str, payload_nbytes: int, *, reserve: bool = True) -> Self:
+    def create(cls, name: str, payload_nbytes: int, *, reserve: bool = True, inherited: bool = False) -> Self:
         """Make a pool of zeros whose pages are all there.
 
         Args:
@@ -85,6 +92,8 @@ class Pool:
             payload_nbytes: Bytes that it is to carry; 0 is legal.
             reserve: Whether its pages are taken now.  Without them it costs nothing but its header's page until
                 ``reserve()``, and nobody may touch it before.
+            inherited: Whether a forked child goes on reading it, and writes pages of its own: memory that tensors
+                lie in.  Any other pool is zeros there, and pins no memory.
 
         Raises:
             MemoryExhausted: The system gives no memory or no descriptor; nothing is left behind.
@@ -111,7 +120,7 @@ class Pool:
             if isinstance(error, OSError):
                 raise _exhausted(name, nbytes, doing, error) from error
             raise
-        return cls(name, fd, mapping, writable=True)
+        return cls(name, fd, mapping, writable=True, inherited=inherited)
 
     @classmethod
     def adopt(
@@ -208,6 +217,12 @@ class Pool:
         if mapping is not None:
             with contextlib.suppress(BufferError):  # somebody still has a view: the last one unmaps
                 mapping.close()
+
+    def _leave_to_parent(self) -> None:
+        """Be closed in a child that was just forked; what its views show is no longer the parent's."""
+        if not self.closed:
+            replace_mapping(self._address, self.nbytes, self.fd if self.inherited else None, writable=self.writable)
+            self.close()
 
     def __enter__(self) -> Self:
         return self

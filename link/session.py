@@ -29,6 +29,7 @@ from weightd.link.control import ControlLink
 from weightd.link.errands import Errand, Errands
 from weightd.link.faults import DaemonAbsent, PeerGone
 from weightd.link.finding import daemon_paths, why_silent
+from weightd.link.forks import in_child
 
 T = TypeVar("T")
 
@@ -80,6 +81,7 @@ class HookSession:
         self._link: ControlLink | None = None
         self._errands: Errands | None = None
         self._welcome: Welcome | None = None
+        in_child(self, HookSession._leave_to_parent)
 
     # ------------------------------------------------------------ for subclasses to give
 
@@ -131,9 +133,11 @@ class HookSession:
     # ------------------------------------------------------------ opening, waiting, closing
 
     @property
-    def linked(self) -> bool:
-        """Whether the link's threads run in this process."""
-        return self._link is not None and self._pid == os.getpid()
+    def forked(self) -> str:
+        """Say that this process was forked from the one that attached; empty if it is that one."""
+        if self._pid == os.getpid():
+            return ""
+        return f"attached in process {self._pid}, of which this one is a fork"
 
     @property
     def reachable(self) -> bool:
@@ -217,8 +221,8 @@ class HookSession:
         """Raise what makes waiting pointless."""
         if self.refusal is not None:
             raise self.refusal
-        if self._link is None or self._pid != os.getpid():
-            why = "this process was forked from the one that attached" if self._link else "the hook is closed"
+        if self._link is None or self.forked:
+            why = self.forked or "the hook is closed"
             raise PeerGone(f"the daemon at {self.paths.control}", doing, f"{why}; attach here anew")
         if self._link.silent_s() > self.deadlines.restart_s:
             raise self.gone(doing)
@@ -243,6 +247,13 @@ class HookSession:
             errands.close()
         with self.changed:
             self.changed.notify_all()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: be without a link, and without a lock that a thread of the parent may have held."""
+        self.changed.__init__(threading.RLock())  # type: ignore[misc]
+        errands, self._link, self._errands = self._errands, None, None
+        if errands is not None:
+            errands.leave_to_parent()
 
     def _daemon_ended(self) -> None:
         if self._link is not None:

@@ -132,6 +132,8 @@ class Receiver:
             UnsupportedTarget: A parameter cannot be written into.
             BuffersOverlap: Another receiver of this process writes into the same memory.
         """
+        if self._attachment is not None and self._attachment.forked:
+            self.close()
         if self._attachment is not None:
             return self
         begun = time.monotonic()
@@ -223,4 +225,6 @@ class Receiver:
     def _attached(self, call: str) -> EngineAttachment:
         if self._attachment is None:
             raise NotAttached(call, "not attached, or closed")
+        if self._attachment.forked:
+            raise NotAttached(call, self._attachment.forked)
         return self._attachment

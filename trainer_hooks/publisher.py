@@ -273,6 +273,8 @@ class Publisher:
             DeadlinePassed: ``attach_s`` is over.
             LayoutError: This rank's tensors cannot be described.
         """
+        if self._attachment is not None and self._attachment.forked:
+            self.close()
         if self._attachment is not None:
             return self
         begun = time.monotonic()
@@ -418,3 +420,5 @@ class Publisher:
         if self._attachment is None:
             raise NotAttached(call, "not attached, or closed")
         return self._attachment
+        if self._attachment.forked:
+            raise NotAttached(call, self._attachment.forked)

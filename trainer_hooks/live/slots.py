@@ -48,7 +48,7 @@ class LiveSlots(Slots):
         self._samples = Samples(payload, described.homes)
 
     def _make_pool(self, name: str, slot: int, nbytes: int) -> Pool:
-        return Pool.create(name, nbytes, reserve=slot == LIVE)
+        return Pool.create(name, nbytes, reserve=slot == LIVE, inherited=slot == LIVE)
 
     # ------------------------------------------------------------ states
 

@@ -60,6 +60,8 @@ class Stepping:
             MemoryExhausted: There is no memory for a copy.
             PeerGone: The daemon is gone for longer than ``restart_s``.
         """
+        if self._attachment.forked:
+            return  # a child steps in memory of its own
         key = self._slots.keys[LIVE]
         if key != NO_KEY:
             self._wait_or_move(key)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from tests.fakes.forked import in_child
 from weightd.link.faults import MemoryExhausted, MemoryRefused
 from weightd.link.header import HEADER_BYTES
 from weightd.link.memory import SEALS, Pool
@@ -217,3 +218,32 @@ def test_an_old_kernel_has_every_page_touched(monkeypatch: pytest.MonkeyPatch, w
         pool.payload[-1] = 3
         with Pool.adopt(os.dup(pool.fd), pool.nbytes, writable=writable) as other:
             assert 3 == other.payload[-1]
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_what_a_forked_child_writes_stays_in_the_child(inherited: bool) -> None:
+    with Pool.create("trainer 3", 10_000, inherited=inherited) as pool:
+        view = pool.payload
+        view[:] = 7
+
+        def write() -> tuple[bool, int, int]:
+            found = int(view.sum())
+            view[:] = 9
+            return pool.closed, found, int(view.sum())
+
+        assert in_child(write) == (True, 70_000 if inherited else 0, 90_000)
+        assert view.sum() == 70_000
+        assert not pool.closed
+
+
+def test_a_forked_child_holds_no_memory_of_a_pool_that_it_only_reads() -> None:
+    with Pool.create("trainer 3", 10_000) as pool, Pool.adopt(os.dup(pool.fd), pool.nbytes) as other:
+        view, name = other.payload, f"memfd:weightd:{pool.name}"
+
+        def look() -> tuple[bool, int]:
+            with open("/proc/self/maps", encoding="ascii") as maps:
+                return name in maps.read(), int(view.sum())
+
+        pool.payload[:] = 7
+        assert look() == (True, 70_000)
+        assert in_child(look) == (False, 0)
