@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from weightd.core.errors import WireError
-from weightd.core.session.faults import VersionNotGrowing
+from weightd.core.session.faults import VersionNotGrowing, VersionSkew
 from weightd.core.units import NO_KEY, NO_TERM, NO_VERSION, Attempt, TrainerRank, Version, VersionKey
 from weightd.core.wire.messages import PublisherGoal
 from weightd.trainer_hooks.faults import OutcomeUnknown
@@ -29,6 +29,7 @@ class Ledger:
     rank: TrainerRank
     goal: PublisherGoal = field(default_factory=PublisherGoal)
     _published: dict[Version, VersionKey] = field(default_factory=dict)
+    _refused: set[VersionKey] = field(default_factory=set)
     _committed: set[Version] = field(default_factory=set)
     _failed: dict[VersionKey, WireError] = field(default_factory=dict)
 
@@ -56,6 +57,18 @@ class Ledger:
 
     @property
     def next_version(self) -> Version:
+        """Number that this rank publishes under if it is not told one.
+
+        A number under which this rank was refused counts like one that it published: the others did, and a loop that
+        goes on must not bring this rank's next step into their version.  Nor does any rank go back to a number that
+        another has gone past.
+        """
+        open_ones = [key.version for key in self._refused if key not in self._failed]
+        passed = [key.version for key, error in self._failed.items() if _is_skew(error)]
+        return Version(max(self._smallest, max([*open_ones, *passed], default=0) + 1))
+
+    @property
+    def _smallest(self) -> Version:
         """Smallest number that this rank may publish under."""
         open_ones = [v for v, key in self._published.items() if key not in self._failed]
         return Version(max(self.goal.next_version, max(open_ones, default=0) + 1))
@@ -66,8 +79,8 @@ class Ledger:
         Raises:
             VersionNotGrowing: The number does not grow.
         """
-        due = self.next_version
-        number = due if version is None else version
+        due = self._smallest
+        number = self.next_version if version is None else version
         if number < due:
             raise VersionNotGrowing(f"trainer rank {self.rank}", number, self.goal.committed.version, due)
         failures = [f.key for f in self.goal.failures if f.key.version == number]
@@ -77,6 +90,10 @@ class Ledger:
     def published(self, key: VersionKey) -> None:
         """This rank published ``key``."""
         self._published[key.version] = key
+
+    def refused(self, key: VersionKey) -> None:
+        """This rank was to publish ``key``, and could not; it may still, if it is told the number."""
+        self._refused.add(key)
 
     def key_of(self, version: Version) -> VersionKey | None:
         """Return the bytes that this rank published last under ``version``."""
@@ -100,3 +117,7 @@ class Ledger:
         if mine is not None:
             return self._failed.get(mine)
         return next((error for key, error in self._failed.items() if key.version == version), None)
+
+
+def _is_skew(error: WireError) -> bool:
+    return error.code == VersionSkew.code or any(_is_skew(cause) for cause in error.causes)

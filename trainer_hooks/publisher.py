@@ -320,7 +320,8 @@ class Publisher:
 
         Args:
             version: Number of the version; by default ``next_version``.  All ranks publish the same numbers
-                in the same order.
+                in the same order.  A publish that raises over what this rank holds has used its number, as it has
+                on the ranks where it does not raise; to repeat it, say the number.
             label: What the trainer calls it, for instance its step; shown by ``weightd status``.
 
         Returns:
@@ -342,10 +343,16 @@ class Publisher:
         """
         attachment = self._attached("publish()")
         with attachment.changed:
-            number = attachment.ledger.key_for(None if version is None else Version(version)).version
+            key = attachment.ledger.key_for(None if version is None else Version(version))
+            number = key.version
         slot = attachment.wait_slot(number, self._deadlines.release_s)
-        attachment.slots.raise_written()
-        attachment.slots.fill(slot)
+        try:
+            attachment.slots.raise_written()
+            attachment.slots.fill(slot)
+        except BaseException:
+            with attachment.changed:
+                attachment.ledger.refused(key)
+            raise
         with attachment.changed:
             key = attachment.ledger.key_for(number)  # its attempt, as it is known now
             attachment.ledger.published(key)
@@ -394,7 +401,7 @@ class Publisher:
 
     @property
     def next_version(self) -> Version:
-        """Smallest number that the next publish may use."""
+        """Number of the next publish, unless it is told another."""
         attachment = self._attached("next_version")
         with attachment.changed:
             return attachment.ledger.next_version

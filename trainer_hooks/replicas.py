@@ -7,6 +7,7 @@ all of them refuse, or none.  Ranks that hold nothing in common show nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -45,7 +46,6 @@ class Replicas:
         self._layout = layout
         self._exchange = exchange
         self._pieces = pieces_of(layout)
-        self._boxes = _boxes(layout)
         self._ranks: list[int] = []
         self._rows: list[int] = []
         self._shared: list[list[Box]] = []
@@ -78,13 +78,15 @@ class Replicas:
     def _meet(self) -> None:
         """Find out what others hold, too."""
         ranks = self._exchange.gather_ranks()
-        every = [_boxes(decode_layout(data)) for data in self._exchange.gather_bytes(encode_layout(self._layout))]
+        layouts = [decode_layout(data) for data in self._exchange.gather_bytes(encode_layout(self._layout))]
+        one_name = _one_name([pair for layout in layouts for pair in layout.aliases])
+        every = [_boxes(layout, one_name) for layout in layouts]
         holders: dict[Box, int] = {}
         for box in (box for boxes in every for box in set(boxes)):
             holders[box] = holders.get(box, 0) + 1
         self._shared = [[box for box in dict.fromkeys(boxes) if holders[box] > 1] for boxes in every]
         self._ranks = ranks
-        rows = {box: row for row, box in enumerate(self._boxes)}
+        rows = {box: row for row, box in enumerate(_boxes(self._layout, one_name))}
         self._rows = [rows[box] for box in self._shared[ranks.index(self._exchange.rank)]]
 
     def _hashes(self, payload: Bytes) -> list[int]:
@@ -92,11 +94,24 @@ class Replicas:
         return [_hash(piece_view(elements[int(self._pieces.buffer[row])], self._pieces, row)) for row in self._rows]
 
 
-def _boxes(layout: Layout) -> list[Box]:
+def _one_name(aliases: Sequence[tuple[str, str]]) -> Mapping[str, str]:
+    """Return one name for all names of a memory, as the planner has it: an alias of one rank is one of all.
+
+    Two pipeline stages may declare a tie from either end.
+    """
+    found: dict[str, str] = {}
+    for alias, canonical in aliases:
+        kept, gone = found.get(canonical, canonical), found.get(alias, alias)
+        found |= {name: kept for name, one in found.items() if one == gone}
+        found |= dict.fromkeys((alias, canonical, gone), kept)
+    return found
+
+
+def _boxes(layout: Layout, one_name: Mapping[str, str]) -> list[Box]:
     """Return the box of each piece."""
     columns = np.concatenate([layout.start, layout.extent, layout.step], axis=1)
     wide = [len(t.shape) for t in layout.tensors]
-    names = [t.name for t in layout.tensors]
+    names = [one_name.get(t.name, t.name) for t in layout.tensors]
     n = layout.ndim
     keep = [[c * n + d for c in range(3) for d in range(w)] for w in wide]
     rows = zip(layout.tensor.tolist(), columns.tolist(), strict=True)

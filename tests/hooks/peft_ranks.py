@@ -255,6 +255,18 @@ def equal_boxes_of_some() -> Found:
     return raised(rank.fill)
 
 
+def tied_stages() -> Found:
+    """Two pipeline stages hold one weight under two names, tied by declaration from either end; others hold neither."""
+    rank = dist.get_rank()
+    weight = torch.arange(6.0).view(2, 3)
+    name = {0: "emb", 1: "head"}.get(rank, f"layer-{rank}")
+    ties = Facts(ties={"head": "emb"}) if rank < 2 else None
+    stage = publishing({name: weight}, facts=ties, check_replicas=True)
+    stage.fill()
+    weight[1, 2] += float(rank == 1)
+    return raised(stage.fill)
+
+
 def frozen_shards() -> Found:
     """A step writes what trains, and nothing that is frozen; FSDP2's own work is no write."""
     model = sharded(adapted())
@@ -309,6 +321,7 @@ TOLD: dict[str, Callable[[], Found]] = {
     "different adapters": different_adapters,
     "replicas": replicas,
     "equal boxes of some": equal_boxes_of_some,
+    "tied stages": tied_stages,
     "frozen shards": frozen_shards,
     "broken tie": broken_tie,
     "late rank": late_rank,  # the last one: the group is out of step after it

@@ -46,7 +46,7 @@ from weightd.link.memory import Pool
 from weightd.rollout_hooks.declare import Declaration, Part
 from weightd.rollout_hooks.faults import NotServable, ReceiveTimeout, SourceChanged
 from weightd.rollout_hooks.receiver import Receiver
-from weightd.trainer_hooks.faults import NotAttached, OutcomeUnknown, SlotNotFree, VersionNotDecided
+from weightd.trainer_hooks.faults import HoldingsChanged, NotAttached, OutcomeUnknown, SlotNotFree, VersionNotDecided
 from weightd.trainer_hooks.publisher import Publisher
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(60)]
@@ -272,6 +272,19 @@ def test_number_that_does_not_grow(attached: Scene) -> None:
 
     assert caught.value.next_version == 7
     assert attached.publisher.publish() == 7
+
+
+def test_publish_that_is_refused_here_has_used_its_number(attached: Scene) -> None:
+    """Other ranks published under it: the next step of this one must not become a part of that version."""
+    source: Any = attached.publisher._source
+    source["down"] = torch.zeros(4, 5)
+    with pytest.raises(HoldingsChanged):
+        attached.publisher.publish()
+    source["down"] = attached.down
+
+    assert attached.publisher.next_version == 2
+    assert attached.publisher.publish(1) == 1
+    assert attached.publisher.publish() == 2
 
 
 def test_slot_that_does_not_become_free(attached: Scene) -> None:

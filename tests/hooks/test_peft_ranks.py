@@ -65,6 +65,14 @@ def test_replicas_of_a_part_are_compared_with_their_twins_only(found: Found) -> 
         assert "trainer ranks 1 and 3 hold different bytes" in text
 
 
+def test_stages_that_hold_a_tied_weight_under_two_names_are_compared(found: Found) -> None:
+    for rank in found:
+        text = rank["tied stages"][0]
+
+        assert "box [2, 3] from [0, 0]\n" in text
+        assert "trainer ranks 0 and 1 hold different bytes" in text
+
+
 def test_frozen_shards_are_copied_once_and_watched(found: Found) -> None:
     for rank in found:
         once, text = rank["frozen shards"]

@@ -26,6 +26,7 @@ from weightd.core.session.deadlines import Deadlines
 from weightd.link import copies
 from weightd.rollout_hooks.declare import Declaration
 from weightd.rollout_hooks.receiver import Receiver
+from weightd.trainer_hooks.faults import TieBroken
 from weightd.trainer_hooks.publisher import Publisher
 
 
@@ -103,6 +104,10 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     return tensor.detach().view(torch.int16).numpy().view(np.uint16)
 
 
+def _broken(_: object) -> None:
+    raise TieBroken("head", "emb", "(1,) bfloat16", "(1,) bfloat16", 1, 1)
+
+
 class TrainerRank:
     """Holds its shards of the test's model."""
 
@@ -143,6 +148,16 @@ class TrainerRank:
         for s, tensor in zip(self._shards, self._tensors, strict=True):
             bits_of(tensor)[...] = s.bits(number if contents is None else contents)
         return int(self._publisher.publish(version))
+
+    def publish_untied(self, contents: int) -> int:
+        """Be refused over what lies in the slot, as a rank with a broken tie is."""
+        assert self._publisher._attachment is not None
+        slots = self._publisher._attachment.slots
+        checks, slots._verify = slots._verify, (_broken,)
+        try:
+            return self.publish(contents=contents)
+        finally:
+            slots._verify = checks
 
     def scribble(self) -> None:
         """Overwrite the shards, as a trainer does once ``publish`` has returned."""

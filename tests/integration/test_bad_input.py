@@ -218,3 +218,18 @@ def test_ranks_that_publish_different_versions(cluster: Cluster, run: str) -> No
     assert "E_VERSION_SKEW" in answer.codes
     assert all_do(engines, "version") == [1, 1]
     assert all_do(engines, "differing", contents=1) == [[]] * 2
+
+
+def test_rank_that_is_refused_and_goes_on_is_in_step_again(cluster: Cluster, run: str) -> None:
+    """Rank 0 is refused what the others publish as version 2; what all publish next is of one step."""
+    trainers, engines = attach_all_again(cluster, run)
+    assert_delivers(trainers, engines, 1)
+
+    assert "E_TIE" in trainers[0].fails("publish_untied", contents=2).codes
+    assert all_do(trainers[1:], "publish", contents=2) == [2] * len(trainers[1:])
+    assert trainers[0].ask("publish", contents=3) == 3
+    for rank in trainers[1:]:
+        assert "E_VERSION_SKEW" in rank.fails("wait", version=2).codes
+    assert all_do(trainers[1:], "publish", contents=3) == [3] * len(trainers[1:])
+    assert all_do(engines, "receive") == [3, 3]
+    assert all_do(engines, "differing", contents=3) == [[]] * 2

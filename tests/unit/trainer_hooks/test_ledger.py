@@ -1,5 +1,6 @@
 """What a trainer rank knows of versions."""
 
+import msgspec
 import pytest
 
 from tests.golden_text import check_golden
@@ -47,6 +48,36 @@ def test_two_publishes_before_anything_is_decided(ledger: Ledger) -> None:
     ledger.published(ledger.key_for(None))
 
     assert ledger.key_for(None) == key(2)
+
+
+def test_refused_publish_has_used_its_number_as_on_the_ranks_that_published(ledger: Ledger) -> None:
+    """Otherwise this rank's next step would join what the others published of this one."""
+    other = Ledger(TrainerRank(3))
+    for rank in (ledger, other):
+        rank.goal_arrived(goal())
+    ledger.refused(ledger.key_for(None))
+    other.published(other.key_for(None))
+
+    assert ledger.next_version == other.next_version == 2
+    assert ledger.key_for(None) == other.key_for(None) == key(2)
+    assert ledger.key_for(Version(1)) == key(1)  # to repeat it, a rank says so
+    for rank in (ledger, other):
+        rank.goal_arrived(goal(0, key(1)))
+    assert ledger.key_for(None) == other.key_for(None) == key(1, 2)
+    ledger.refused(ledger.key_for(None))
+    other.published(other.key_for(None))
+    assert ledger.key_for(None) == other.key_for(None) == key(2)
+
+
+def test_nobody_goes_back_to_a_number_that_another_rank_has_gone_past(ledger: Ledger) -> None:
+    """Rank 3 was refused version 1 and published version 2: this rank's version 1 failed for it, and 2 is next."""
+    why = WireError("E_REFUSED", {}, "because", (WireError("E_VERSION_SKEW", {}, "trainer 3: version 2"),))
+    ledger.goal_arrived(goal())
+    ledger.published(ledger.key_for(None))
+    ledger.goal_arrived(msgspec.structs.replace(goal(), failures=(VersionFailed(key(1), why),)))
+
+    assert ledger.key_for(None) == key(2)
+    assert ledger.key_for(Version(1)) == key(1, 2)
 
 
 def test_number_that_does_not_grow_names_the_one_that_would(ledger: Ledger) -> None:
