@@ -8,12 +8,14 @@ import subprocess
 import sys
 
 PLANS = (("bench.plan_70k",), ("bench.plan_70k", "--ranks", "8"))
-PEERS = ("bench_peers", "--pattern", "ideal_numpy,colocated,ours=bench.peers_snapshot", "--model", "dense")
+PUBLISH = (("bench.publish",),)
+OURS = "ours=bench.peers_snapshot,live=bench.peers_live"
+PEERS = ("bench_peers", "--pattern", f"ideal_numpy,colocated,{OURS}", "--model", "dense")
 
 
 def main() -> int:
     """Run every benchmark; return 1 if one failed."""
-    commands = list(PLANS)
+    commands = [*PLANS, *PUBLISH]
     if importlib.util.find_spec("bench_peers") is not None:
         commands.append(PEERS)
     else:
