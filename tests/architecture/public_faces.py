@@ -21,6 +21,7 @@ _PLAN_LAYOUTS = "tests/unit/daemon/cli/test_plan_refusals.py::test_layouts_that_
 _PLAN_ROSTERS = "tests/unit/daemon/cli/test_plan_refusals.py::test_a_roster_that_cannot_stand"
 _PEFT = "tests/hooks/test_peft_ranks.py::"
 _RARE = "tests/integration/test_rare_faces.py::"
+_TRACED = "tests/hooks/test_traced_refusals.py::"
 
 MET: dict[str, str] = {
     "E_ADMISSION": "tests/integration/test_foreign_hooks.py::"
@@ -97,6 +98,7 @@ MET: dict[str, str] = {
     "E_RANK_UNKNOWN": _BAD_INPUT + "test_unknown_engine",
     "E_RECEIVE": _DEATHS + "test_the_leading_daemon_dies",
     "E_REFUSED": _BAD_INPUT + "test_trainer_and_engine_disagree",
+    "E_RELAID": _TRACED + "test_what_is_refused_of_a_trace",
     "E_REMAINDER": _PLAN_ROSTERS,
     "E_REMOTE": _ORDERS + "test_an_error_of_a_later_release_keeps_its_text",
     "E_ROSTER": _PLAN_ROSTERS,
@@ -113,6 +115,9 @@ MET: dict[str, str] = {
     "E_TARGET_OVERLAP": _PLAN_LAYOUTS,
     "E_TICKET": _RARE + "test_a_ticket_that_nobody_gave",
     "E_TRANSFER_DEADLINE": _FACES + "test_a_stream_that_says_no_more",
+    "E_TRACE": _TRACED + "test_refusal_names_operation_parameter_and_line",
+    "E_TRACE_TWICE": _TRACED + "test_refusal_names_operation_parameter_and_line",
+    "E_TRACE_UNCOVERED": _TRACED + "test_what_is_refused_of_a_trace",
     "E_UNCOVERED": _PLAN_ROSTERS,
     "E_UNDECIDED": _FACES + "test_a_paused_rank_whose_leader_is_gone",
     "E_UNKNOWN_KEY": "tests/unit/daemon/cli/test_plan.py::test_unknown_key_leaves_with_2_and_names_it",
