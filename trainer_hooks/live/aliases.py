@@ -7,7 +7,7 @@ a tensor object that Python can see.  What it cannot see is found by counting af
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, UntypedStorage
@@ -38,8 +38,7 @@ def tensors_in(wanted: Iterable[StorageId], known: Iterable[Tensor] = ()) -> dic
         known: Tensors that are looked at in any case: the collector does not list what was frozen (``gc.freeze``).
     """
     found: dict[StorageId, dict[int, Tensor]] = {storage: {} for storage in wanted}
-    # type() instead of isinstance(), which a proxy answers as it likes.
-    todo = [*known, *(obj for obj in gc.get_objects() if issubclass(type(obj), Tensor))]
+    todo = [*known, *_all_tensors()]
     while todo:
         tensor = todo.pop()
         storage = storage_of(tensor)
@@ -51,3 +50,19 @@ def tensors_in(wanted: Iterable[StorageId], known: Iterable[Tensor] = ()) -> dic
         if base is not None:
             todo.append(base)
     return {storage: list(tensors.values()) for storage, tensors in found.items()}
+
+
+def _all_tensors() -> list[Tensor]:
+    """Return every tensor that the collector tracks, by what an instance refers to: its class.
+
+    Not out of ``gc.get_objects()``: that list holds what other threads are in the middle of, too, and a tuple that
+    somebody else holds cannot be finished: ``tuple(x for ...)`` raises SystemError there.
+    """
+    # type() instead of isinstance(), which a proxy answers as it likes.
+    return [obj for obj in gc.get_referrers(*_kinds(Tensor)) if issubclass(type(obj), Tensor)]
+
+
+def _kinds(kind: type[Tensor]) -> Iterator[type[Tensor]]:
+    yield kind
+    for narrower in type.__subclasses__(kind):
+        yield from _kinds(narrower)
