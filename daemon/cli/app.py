@@ -15,13 +15,14 @@ import typer
 
 from weightd.core.errors import WeightdError
 from weightd.daemon.cli.demo import demo
+from weightd.daemon.cli.install_units import install_units
 from weightd.daemon.cli.keygen import keygen
 from weightd.daemon.cli.plan import plan
 from weightd.daemon.cli.serve import serve
 from weightd.daemon.cli.status import status
 
-COMMANDS = (serve, status, plan, demo, keygen)
-"""Every command; its function's name is the command's."""
+COMMANDS = (serve, status, plan, demo, keygen, install_units)
+"""Every command; its function's name is the command's, with - for _."""
 
 app = typer.Typer(
     name="weightd",

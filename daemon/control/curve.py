@@ -70,7 +70,7 @@ def load_keys(path: Path) -> CurveKeys:
             content = file.read(KEY_CHARACTERS + 2)
     except OSError as error:
         raise ConfigError("secret_key_file", str(path), error.strerror or str(error)) from error
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if status.st_mode & _refused_bits(path):
         mode = stat.S_IMODE(status.st_mode)
         raise ConfigError("secret_key_file", str(path), f"others may read or change it (mode {mode:04o}); chmod 600")
     secret = content.strip()
@@ -80,6 +80,17 @@ def load_keys(path: Path) -> CurveKeys:
     except (ValueError, KeyError, zmq.ZMQError) as error:
         raise ConfigError("secret_key_file", str(path), "holds no key; make one with `weightd keygen`") from error
     return CurveKeys(public.decode(), secret.decode())
+
+
+def _refused_bits(path: Path) -> int:
+    """Return the permissions that a key file must not have.
+
+    A credential that systemd hands over may show its group as a reader: on tmpfs it lets the service's user in by an
+    ACL, whose mask stands in the place of the group's bits; the folder lets nobody else in.
+    """
+    everybody = stat.S_IRWXG | stat.S_IRWXO
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    return everybody & ~stat.S_IRGRP if credentials and str(path.parent) == credentials else everybody
 
 
 def check_public_key(text: str, setting: str) -> str:

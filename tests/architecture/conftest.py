@@ -34,10 +34,10 @@ def module_twin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_twin(target: Path) -> Path:
-    """Copy the five folders, ``src`` with its links and the project's files to ``target``."""
+    """Copy the five folders, ``src`` with its links, the unit files and the project's files to ``target``."""
     target.mkdir(parents=True)
     leavings = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
-    for name in (*FOLDERS, "src"):
+    for name in (*FOLDERS, "src", "systemd"):
         shutil.copytree(ROOT / name, target / name, symlinks=True, ignore=leavings)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, target / name)

@@ -21,12 +21,13 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "bench" / "README.md",
     ROOT / "examples" / "README.md",
+    ROOT / "systemd" / "README.md",
 ]
 
 TICKED = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)#]+)\)")
 PATH = re.compile(r"\w[\w.-]*(/[\w.-]+)*/?\Z")
-MODULE = re.compile(r"weightd(\.\w+)+(?<!\.toml)\Z")
+MODULE = re.compile(r"weightd(?!\.(toml|service|socket|sysusers|tmpfiles)\Z)(\.\w+)+\Z")
 CODE = re.compile(r"\bE_[A-Z0-9_]+")
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 

@@ -24,12 +24,17 @@ def built(module_twin: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def files(module_twin: Path, folders: tuple[str, ...]) -> set[str]:
-    """Every file of the five folders and the package's own two, as ``weightd/...``."""
+    """Every file of the five folders, the package's own two and the unit files, as ``weightd/...``."""
     paths = (path.relative_to(module_twin) for folder in folders for path in (module_twin / folder).rglob("*"))
-    return {f"weightd/{path}" for path in paths if (module_twin / path).is_file()} | {
-        "weightd/__init__.py",
-        "weightd/py.typed",
-    }
+    units = {f"weightd/daemon/service/units/{path.name}" for path in (module_twin / "systemd").iterdir()}
+    return (
+        {f"weightd/{path}" for path in paths if (module_twin / path).is_file()}
+        | units
+        | {
+            "weightd/__init__.py",
+            "weightd/py.typed",
+        }
+    )
 
 
 def test_every_folder_with_code_is_a_package(files: set[str]) -> None:
@@ -64,6 +69,10 @@ def test_links_of_the_source_folder_are_the_five(root: Path, folders: tuple[str,
     links = {path.name: str(path.readlink()) for path in (root / "src" / "weightd").iterdir() if path.is_symlink()}
 
     assert {folder: f"../../{folder}" for folder in folders} == links
+
+
+def test_unit_files_are_found_where_people_and_where_the_daemon_look(root: Path) -> None:
+    assert "../../systemd" == str((root / "daemon" / "service" / "units").readlink())
 
 
 def test_installed_here_is_this_tree(root: Path, folders: tuple[str, ...]) -> None:

@@ -19,7 +19,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert left.value.code == 0
     printed = capsys.readouterr().out
-    assert all(command.__name__ in printed for command in cli.COMMANDS)
+    assert all(command.__name__.replace("_", "-") in printed for command in cli.COMMANDS)
 
 
 def test_deliberate_error_of_a_command_ends_with_its_text_and_code(

@@ -56,6 +56,21 @@ def test_a_credential_of_systemd_is_read(tmp_path: Path) -> None:
     load_keys(tmp_path / "curve.key")
 
 
+@pytest.mark.parametrize("mode, read", [(0o440, True), (0o460, False), (0o444, False)])
+def test_a_credential_may_show_the_mask_of_an_acl_as_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, read: bool
+) -> None:
+    write_key_file(tmp_path / "weightd.key")
+    (tmp_path / "weightd.key").chmod(mode)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+
+    if read:
+        load_keys(tmp_path / "weightd.key")
+    else:
+        with pytest.raises(ConfigError, match=f"mode {mode:04o}"):
+            load_keys(tmp_path / "weightd.key")
+
+
 @pytest.mark.parametrize("content", [b"", b"x", b"x" * 39, b"x" * 41, b"~" * 40, b"\xff" * 40, b"x" * 100])
 def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "curve.key"
