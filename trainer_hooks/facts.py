@@ -188,7 +188,9 @@ def _tied(holdings: Holdings, ties: Mapping[str, str]) -> Holdings:
             raise ConfigError("ties", f"{name} = {canonical}", "this rank holds neither")
         if len(known) == 1:
             other = canonical if known[0] == name else name
-            aliases.append((other, one.get(known[0], known[0])))
+            one[other] = one.get(known[0], known[0])
+            held.append(other)  # a further tie may be to this name
+            aliases.append((other, one[other]))
         elif one.get(name, name) != one.get(canonical, canonical):
             distinct.append((one.get(name, name), one.get(canonical, canonical)))
     return replace(holdings, aliases=tuple(aliases), ties=(*holdings.ties, *distinct))

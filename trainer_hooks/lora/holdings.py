@@ -55,7 +55,7 @@ def lora_holdings(source: Source, lora: Lora | None, masters: bool, connect: Cal
         LoraUndecided: The model has adapters, and ``lora`` is None.
         LoraUnsupported: A module of PEFT cannot be published as asked.
         NothingToPublish: No module has the adapter that is asked for, or any.
-        ConfigError: ``lora`` is none of its words, or names no adapter.
+        ConfigError: ``lora`` is none of its words, or names no adapter; ``masters`` of merged weights.
         TrainerHookError: As of ``holdings_of``.
     """
     model = module_of(source) if is_engine(source) else source
@@ -73,7 +73,10 @@ def lora_holdings(source: Source, lora: Lora | None, masters: bool, connect: Cal
     if not found.adapters():
         raise NothingToPublish(f"lora={lora!r}, and no module of this model has an adapter", ())
     if lora == "merged":
-        return _merged(source, model, found, masters, connect)
+        if masters:
+            why = "merged weights are computed from the factors that the trainer computes with, not from their masters"
+            raise ConfigError("masters", "True", why)
+        return _merged(source, model, found, connect)
     chosen = _chosen(found, lora)
     holdings = _adapter_only(source, found, chosen, masters)
     if isinstance(lora, LoraAdapter):
@@ -93,9 +96,7 @@ def _refuse_mapping(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 # ------------------------------------------------------------ merged
 
 
-def _merged(
-    source: Source, model: nn.Module, found: PeftModules, masters: bool, connect: Callable[[], Exchange]
-) -> Holdings:
+def _merged(source: Source, model: nn.Module, found: PeftModules, connect: Callable[[], Exchange]) -> Holdings:
     for layer in found.layers:
         refuse_unmergeable(layer)
     own = tuple(prefix for layer in found.layers for prefix in layer.own_parts())
@@ -106,7 +107,7 @@ def _merged(
         return not name.startswith(own) and (name.startswith(tuple(used)) or not name.startswith(copies))
 
     names = {name for layer in found.layers for adapter in layer.adapters for name in layer.factors(adapter)}
-    base = _under_own_names(holdings_of(source, masters, is_base), used)
+    base = _under_own_names(holdings_of(source, wanted=is_base), used)
     _refuse_split_ties(base, found.layers)
     factors = holdings_of(source, wanted=names.__contains__)
     merger = Merger(found, factors, connect if _any_cut(model, names) else None)

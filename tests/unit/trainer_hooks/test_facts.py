@@ -7,6 +7,7 @@ import torch
 
 from tests.hooks.published import Rank
 from weightd.core.errors import ConfigError
+from weightd.trainer_hooks.adapters.megatron import GateUp, Megatron, Rule
 from weightd.trainer_hooks.facts import Facts
 from weightd.trainer_hooks.faults import FrozenChanged, NothingToPublish, TieBroken
 
@@ -163,6 +164,16 @@ def test_frozen_alias_is_the_weight_itself() -> None:
     assert [12, 0] == [frozen.slots.fill(0) for _ in range(2)]
 
 
+def test_part_of_a_fused_tensor_is_not_frozen_alone() -> None:
+    declared = Megatron(rules=[Rule("fc1", GateUp("gate", "up"))])
+    source = {"fc1": torch.ones(4, 3)}
+    with pytest.raises(ConfigError, match=r"frozen = 'gate': it lies in one tensor, fc1, with .* not frozen: \['up'\]"):
+        Rank(source, adapter=declared, facts=Facts(frozen=["gate"]))
+    frozen = Rank(source, adapter=declared, facts=Facts(frozen=["gate", "up"]))
+
+    assert [48, 0] == [frozen.slots.fill(0) for _ in range(2)]
+
+
 # ------------------------------------------------------------ ties
 
 
@@ -177,6 +188,26 @@ def test_tie_that_identity_confirms_stays_one_tensor() -> None:
 def test_tie_to_a_name_that_nobody_holds_is_an_alias() -> None:
     assert rank({"emb": torch.ones(3)}, ties={"head": "emb"}).layout.aliases == (("head", "emb"),)
     assert rank({"head": torch.ones(3)}, ties={"head": "emb"}).layout.aliases == (("emb", "head"),)
+
+
+def test_tie_to_a_further_name_is_one_to_the_tensor_itself() -> None:
+    weight = torch.ones(3)
+    source = {"emb": weight, "head": weight, "mtp": torch.ones(3)}
+
+    assert rank(source, ties={"draft": "head"}).layout.aliases == (("head", "emb"), ("draft", "emb"))
+    assert rank({"emb": weight}, ties={"a": "emb", "b": "a"}).layout.aliases == (("a", "emb"), ("b", "emb"))
+    tied = rank(source, ties={"mtp": "head"})
+    tied.publish()
+    source["mtp"][0] = 2.0
+    with pytest.raises(TieBroken, match=r"mtp .* emb: .*1 of 3 elements differ"):
+        tied.publish()
+
+
+def test_name_that_is_tied_to_two_tensors_ties_them() -> None:
+    source = {"emb": torch.ones(3), "head": torch.zeros(3)}
+    tied = rank(source, ties={"draft": "emb"} | {"head": "draft"})
+    with pytest.raises(TieBroken, match="3 of 3 elements differ"):
+        tied.publish()
 
 
 def test_two_tensors_that_are_declared_one_are_compared_at_every_publish() -> None:

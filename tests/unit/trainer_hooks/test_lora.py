@@ -324,6 +324,12 @@ def test_declared_shards_have_no_adapters() -> None:
         rank([("w", (2,), (0,), (2,), torch.ones(2))])
 
 
+def test_masters_of_merged_weights_are_refused() -> None:
+    """ZeRO-3 would give the base as it is held, and factors in the compute type: no master takes part."""
+    with pytest.raises(ConfigError, match=r"masters = 'True': merged weights are computed from the factors that"):
+        rank(adapted(), masters=True)
+
+
 def test_model_without_adapters_binds_nothing() -> None:
     with pytest.raises(NothingToPublish, match="no module of this model has an adapter"):
         rank(Net())
