@@ -274,7 +274,7 @@ def test_what_is_written_while_it_is_published_is_named_at_the_next_call(scene: 
         scene.publisher.publish()
 
     assert (caught.value.name, caught.value.version) == ("0.weight", 1)
-    assert scene.publisher.publish() == 2
+    assert scene.publisher.publish() == 3
 
 
 def test_what_is_written_after_the_release_is_in_order(scene: Scene) -> None:
