@@ -100,7 +100,7 @@ class Contents:
 
     def clash(self) -> Clash | None:
         """Return the first two writes that cover each other in part."""
-        return self._settle()[2]
+        return self._settle()[2] if len(self.writes) > 1 else None
 
     def _settle(self) -> tuple[int, Pieces, Clash | None]:
         if self._settled is None or self._settled[0] != len(self.writes):

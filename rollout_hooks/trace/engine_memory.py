@@ -88,7 +88,8 @@ class EngineMemory:
         cells = self._by_storage.setdefault(storage_of(tensor), [])
         same = next((c for c in cells if _same(c.tensor, tensor)), None)
         if same is not None:
-            self.tied[name] = same.name
+            if received:
+                self.tied[name] = same.name
             return
         shape = dense_shape(tensor.shape, tensor.stride())
         cell = Cell(name, tensor, received, Contents(name, shape, dtype_of(tensor)))
@@ -129,6 +130,6 @@ def _others(target: Target, received: dict[str, Tensor]) -> Iterator[tuple[str, 
     for prefix, module in target.named_modules():
         tables = {**module._buffers, **{n: v for n, v in vars(module).items() if isinstance(v, Tensor)}}
         for name, tensor in tables.items():
-            full = f"{prefix}.{name}" if prefix else name
+            full = f"{prefix}.{name}".removeprefix(".").replace("_orig_mod.", "")
             if isinstance(tensor, Tensor) and full not in received:
                 yield full, tensor.detach()

@@ -79,7 +79,7 @@ class WrittenTwice(RolloutHookError):
 
 @dataclass(eq=False)
 class NotWritten(RolloutHookError):
-    """Parameters that the loader wrote nothing of the checkpoint into.
+    """Parameters that the loader never wrote.
 
     Attributes:
         parameters: Their names.
@@ -91,7 +91,7 @@ class NotWritten(RolloutHookError):
     def story(self) -> Story:
         """Return the lines of the text."""
         return Story(
-            what=f"{len(self.parameters)} parameter(s) got nothing of the checkpoint: nobody would feed them",
+            what=f"{len(self.parameters)} parameter(s) were never written by the loader: nobody would feed them",
             which=some(self.parameters),
             next="trace with all tensors of the checkpoint, or name what the engine keeps as it is: layout(kept=[...])",
         )

@@ -135,7 +135,9 @@ class Recorder:
         place, cell = self._place(target), None if storage_of(target) in self._known else self._engine.cell(target)
         if place is None:
             if self.traced(source):
-                self.refuse(Trouble("copy_", where, "it goes into a tensor that is neither new nor a parameter"), None)
+                self.refuse(
+                    Trouble("copy_", where, "it goes into a tensor that is no parameter and that nobody follows"), None
+                )
             return
         contents, region = place
         trouble = self._why_not(cell, contents, target, source, where)
@@ -150,11 +152,12 @@ class Recorder:
     ) -> Trouble | None:
         """Return why a copy cannot be written down."""
         place = self._place(source) if self.traced(source) else None
-        if place is None:
-            # What the engine computes for itself (rotary tables) concerns no receiver.
-            return None if cell is not None and not cell.received else Trouble("copy_", where, _FOREIGN)
         if cell is not None and not cell.received:
-            return Trouble("copy_", where, "it is no parameter and no persistent buffer: a receiver cannot write it")
+            # What the engine computes for itself (rotary tables) concerns no receiver.
+            why = "it is no parameter and no persistent buffer: a receiver cannot write it"
+            return Trouble("copy_", where, why) if place is not None and self._tensor_in(source) else None
+        if place is None:
+            return Trouble("copy_", where, _FOREIGN)
         if cell is not None and not cell.holds(target):
             return Trouble("copy_", where, "the write reaches beyond the parameter")
         if dtype_of(target) != contents.dtype:
@@ -287,7 +290,7 @@ class Recorder:
             now = "gone" if value is None else f"{tuple(value.shape)} {dtype_of(value)}"
             was = f"{tuple(parameter.shape)} {dtype_of(parameter)}"
             self.refuse(Trouble("re-binding", where or loader_line(), f"it was {was} and would be {now}"), cell)
-        else:
+        elif storage_of(value) != storage_of(parameter) or cell.view(value) != cell.view(parameter):
             self.copy(parameter, value, where)
         return True
 

@@ -72,8 +72,8 @@ class Traced:
         pieces: Which box of which tensor lies where.
         tensors: Shape and element type of the tensors that are used, as the trainer has to publish them.
         unused: Checkpoint tensors of which nothing came into a parameter.
-        uncovered: Parameters that got nothing of the checkpoint.
-        filled: Those of ``uncovered`` that the loader filled with constants.
+        uncovered: Parameters that the loader never wrote.
+        filled: Parameters that it filled with constants only, such as a shard of vocabulary padding; they stay.
         unfed: Elements of the other parameters that no checkpoint element reaches (padding), where there are any.
         tied: Further name of a parameter to the name in ``parameters``.
         casts: Tensors that the loader casts.
@@ -97,7 +97,7 @@ class Traced:
             whose: Subject of a report.
 
         Raises:
-            Refused: A parameter got nothing of the checkpoint and is not kept.
+            Refused: A parameter was never written and is not kept.
         """
         keeps = set(kept)
         missing = tuple(name for name in self.uncovered if name not in keeps)
@@ -183,15 +183,15 @@ class _Result:
         if self._recorder.violations:
             raise self._recorder.report()
         fed = {piece.parameter for piece in self._pieces}
-        uncovered = tuple(cell.name for cell in received if cell.name not in fed)
+        idle = [cell for cell in received if cell.name not in fed]
         tensors = {n: Parameter(self._checkpoint[n].shape, dtype) for n, (dtype, _) in self._needed.items()}
         return Traced(
             parameters={c.name: (flat_bytes(c.tensor).nbytes, c.contents.dtype) for c in received},
             pieces=tuple(self._pieces),
             tensors=tensors,
             unused=tuple(n for n in self._checkpoint if n not in tensors),
-            uncovered=uncovered,
-            filled=tuple(c.name for c in received if c.name in uncovered and c.contents.writes),
+            uncovered=tuple(cell.name for cell in idle if not cell.contents.writes),
+            filled=tuple(cell.name for cell in idle if cell.contents.writes),
             unfed=self._unfed,
             tied={n: first for n, first in self._engine.tied.items() if first in {c.name for c in received}},
             casts=tuple(

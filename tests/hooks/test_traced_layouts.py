@@ -105,7 +105,7 @@ def test_what_the_trace_reports() -> None:
     traced = trace(model, {n: (shape, "float32") for n, shape in shapes.items()}, load)
 
     assert ("lm_head.weight", "rotary.inv_freq") == traced.unused
-    assert ("positions", "mask") == traced.uncovered
+    assert ("positions",) == traced.uncovered
     assert ("mask",) == traced.filled
     assert {"head.weight": "embed.weight"} == traced.tied
     assert {"embed.weight": 2 * 12} == traced.unfed  # rows 8 to 11, of which the vocabulary has two
@@ -113,11 +113,28 @@ def test_what_the_trace_reports() -> None:
     assert "bfloat16" == traced.tensors["norm.weight"].dtype
     assert 0 == int(mask.count_nonzero())
     with pytest.raises(Refused) as refused:
-        traced.layout(kept=["mask"])
+        traced.layout()
     (missing,) = refused.value.violations
     assert isinstance(missing, NotWritten)
     assert ("positions",) == missing.parameters
-    assert ("positions", "mask") == traced.layout(kept=["positions", "mask"]).kept
+    assert ("positions",) == traced.layout(kept=["positions"]).kept
+
+
+def test_a_shard_of_padding_alone_needs_nothing() -> None:
+    """Ten rows of vocabulary, padded to 24 and cut in three: the last rank has none of them."""
+    models = [VllmLike(3, k, 1) for k in range(3)]
+    for k, model in enumerate(models):
+        model.embed.weight = model.head.weight = param(8, 12)
+        model.embed.weight.fill_(k)
+    shapes = {"embed.weight": (VOCAB, 12)}
+    others = {n for n in models[0].state_dict() if n not in ("embed.weight", "head.weight")}
+    traces = [trace(m, {n: (s, "bfloat16") for n, s in shapes.items()}) for m in models]
+
+    assert ("embed.weight",) == traces[2].filled
+    tensors = counted(shapes, "bfloat16")
+    moved(list(models), [t.layout(kept=others) for t in traces], tensors)
+    assert torch.equal(models[1].get_parameter("embed.weight")[:2], tensors["embed.weight"][8:])
+    assert torch.equal(models[2].get_parameter("embed.weight"), torch.full((8, 12), 2, dtype=torch.bfloat16))
 
 
 def test_replaced_parameters_are_put_back() -> None:

@@ -237,6 +237,44 @@ def test_a_later_write_that_covers_counts() -> None:
     assert ("bf",) == traced.filled
 
 
+def test_what_the_engine_does_for_itself_concerns_nobody() -> None:
+    """A table that it computes anew, parameters that it wraps anew, a copy of one parameter in another."""
+
+    def load(e: Any, given: dict[str, Tensor]) -> None:
+        e.table.copy_(torch.ones(2, 3).cumsum(0))
+        e.ints = nn.Parameter(e.ints.data, requires_grad=False)
+        e.w.data.copy_(given["t"])
+        e.w = nn.Parameter(e.w.data, requires_grad=False)
+        e.bf.data.copy_(e.w)
+
+    with pytest.raises(Refused, match="a second element type"):
+        trace(Engine(load), CHECKPOINT)
+
+    def load_again(e: Any, given: dict[str, Tensor]) -> None:
+        load(e, given)
+        e.bf.data.zero_()
+
+    engine = Engine(load_again)
+    traced = trace(engine, CHECKPOINT)
+
+    assert ["t"] == [piece.tensor for piece in traced.pieces]
+    assert not engine.get_buffer("table").any()
+
+
+def test_memory_that_several_names_share_is_written_once() -> None:
+    def load(e: Any, given: dict[str, Tensor]) -> None:
+        e.w.data.copy_(given["t"])
+        e.tied.data.copy_(given["u"])
+
+    engine = Engine(load)
+    engine.tied = engine.w
+    traced = trace(engine, CHECKPOINT)
+
+    assert {"tied": "w"} == traced.tied
+    assert ["u"] == [piece.tensor for piece in traced.pieces]
+    assert ("t", "s") == traced.unused
+
+
 def test_errors_of_the_loader_are_its_own_and_the_engine_is_whole() -> None:
     def load(e: Any, given: dict[str, Tensor]) -> None:
         e.w = nn.Parameter(given["t"], requires_grad=False)

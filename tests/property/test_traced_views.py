@@ -131,7 +131,7 @@ class Loads(nn.Module):
 
 
 @given(chains(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_traced_copy_is_the_real_copy(chain: tuple[list[tuple[int, ...]], list[Step]], data: st.DataObject) -> None:
     shapes, steps = chain
     tensors, first = {}, 1
