@@ -377,7 +377,7 @@ class LiveMemoryRefused(TrainerHookError):
         return Story(
             what=f"{self.name} cannot live in shared memory: {self.why}",
             effect=f"{_NOTHING_SENT}; every parameter has its values and memory of its own",
-            next='give it memory of its own (p.data = p.data.clone()) and let go of what holds the old one, or publish '
+            next="give it memory of its own (p.data = p.data.clone()) and let go of what holds the old one, or publish "
             'copies: memory="snapshot"',
         )
 
