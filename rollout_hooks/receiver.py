@@ -72,8 +72,9 @@ class Receiver:
             slot: Name of this rank's device; by default one of this process.
             socket: The daemon's control socket or its directory; by default ``WEIGHTD_SOCKET``, else
                 ``/run/weightd``.
-            layout: What the parameters are made of: a ``Declaration`` or a ``Layout``; by default the
-                module's own parameters and persistent buffers, each whole (tensor parallelism 1).
+            layout: What the parameters are made of: a ``Declaration`` or a ``Layout``, for instance that of
+                ``rollout_hooks.trace``; by default the module's own parameters and persistent buffers,
+                each whole (tensor parallelism 1).
             before_apply: Called before parameters are written, with the version to come; if it raises, the
                 pause is refused, nothing is written, and ``receive()`` raises the same.
             after_apply: Called before ``receive()`` goes on with whole, committed bytes, with their version.

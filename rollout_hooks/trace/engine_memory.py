@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.utils import swap_tensors
 
 from weightd.rollout_hooks.targets import Target, named_tensors
 from weightd.rollout_hooks.trace.affine import View, dense_shape
@@ -60,6 +61,9 @@ class EngineMemory:
         self._by_storage: dict[int, list[Cell]] = {}
         self._modules = list(target.modules()) if isinstance(target, nn.Module) else []
         self._tables = [(m, dict(m._parameters), dict(m._buffers)) for m in self._modules]
+        # A tensor object can be given other memory (torch.utils.swap_tensors): each with what it was.
+        objects = {id(t): t for _, parameters, _ in self._tables for t in parameters.values() if t is not None}
+        self._objects = [(t, t.detach(), type(t), dict(vars(t))) for t in objects.values()]
         received = named_tensors(target)
         for name, tensor in received.items():
             self._add(name, tensor, received=True)
@@ -82,6 +86,13 @@ class EngineMemory:
                         replaced.append((was, now, name))
                 table.clear()
                 table.update(before)  # type: ignore[arg-type]  # each table gets back what it held
+        for tensor, was, kind, attributes in self._objects:
+            if storage_of(tensor) != storage_of(was):
+                replaced.append((was, tensor.detach(), ""))
+                original = nn.Parameter(was, requires_grad=tensor.requires_grad)
+                original.__class__ = kind
+                vars(original).update(attributes)
+                swap_tensors(tensor, original)  # type: ignore[no-untyped-call]
         return replaced
 
     def _add(self, name: str, tensor: Tensor, received: bool) -> None:

@@ -288,6 +288,23 @@ def test_errors_of_the_loader_are_its_own_and_the_engine_is_whole() -> None:
     assert engine.w is before
 
 
+def test_memory_that_is_swapped_is_put_back() -> None:
+    def load(e: Any, given: dict[str, Tensor]) -> None:
+        swap: Any = torch.utils.swap_tensors
+        swap(e.w, nn.Parameter(given["t"], requires_grad=False))
+
+    engine = Engine(load)
+    engine.w.weight_loader = load  # type: ignore[attr-defined]  # as vLLM marks its parameters
+    before, memory = engine.w, engine.w.data_ptr()
+    traced = trace(engine, CHECKPOINT)
+
+    assert engine.w is before
+    assert memory == engine.w.data_ptr()
+    assert {"weight_loader": load} == vars(engine.w)
+    assert not engine.w.any()
+    assert ["t"] == [piece.tensor for piece in traced.pieces]
+
+
 def copies_one(e: Any, given: dict[str, Tensor]) -> None:
     e.w.data.copy_(given["t"])
 
