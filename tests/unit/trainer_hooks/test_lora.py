@@ -17,11 +17,21 @@ from weightd.core.errors import ConfigError, WeightdError
 from weightd.core.layout.boxes import box, join
 from weightd.core.layout.flat import flat_range
 from weightd.core.layout.local import piece_index, piece_view
+from weightd.trainer_hooks.adapters.pick import holdings_of
 from weightd.trainer_hooks.facts import Facts
-from weightd.trainer_hooks.faults import HoldingsChanged, LoraUndecided, LoraUnsupported, NothingToPublish
+from weightd.trainer_hooks.faults import (
+    HoldingsChanged,
+    LoraUndecided,
+    LoraUnsupported,
+    NotBetweenSteps,
+    NothingToPublish,
+)
 from weightd.trainer_hooks.lora import LoraAdapter, merge
+from weightd.trainer_hooks.lora import holdings as holdings_module
 from weightd.trainer_hooks.lora.holdings import lora_holdings
 from weightd.trainer_hooks.lora.merge import delta_of, write_merged
+from weightd.trainer_hooks.lora.merger import Merger
+from weightd.trainer_hooks.shards import Holdings
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")  # PEFT's advice on these small models
 
@@ -86,6 +96,78 @@ def test_random_factors_in_low_precision_are_cast_once() -> None:
     single = rank(model, dtype=torch.bfloat16).publish()
     expected = {n: t.to(torch.bfloat16) for n, t in merged_by_peft(model).items()}
     assert all(torch.allclose(single[n].float(), t.float(), rtol=0.01, atol=1e-6) for n, t in expected.items())
+
+
+def test_double_precision_is_merged_in_it() -> None:
+    model = adapted().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(2.0**-40)  # lost in float32
+    found = rank(model).publish()["layers.0.q.weight"]
+    layer = model.base_model.model.layers[0].q
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+
+    assert torch.equal(found, layer.base_layer.weight + b @ a * 2.0)
+    assert not torch.equal(found, found.float().double())
+
+
+def test_sum_of_a_low_precision_base_is_not_rounded_before_it_is_published() -> None:
+    model = adapted()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    half = model.to(torch.bfloat16)
+    found = rank(half, dtype=torch.float32).publish()["layers.0.q.weight"]
+    exact = merged_by_peft(copy.deepcopy(half).float())["layers.0.q.weight"]
+
+    assert torch.allclose(found, exact, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(found, found.to(torch.bfloat16).float())
+
+
+def test_factor_of_another_module_than_the_attached_one_is_refused() -> None:
+    """The old factor can still be read: it would be merged for ever."""
+    model = adapted()
+    found = rank(model)
+    model.base_model.model.layers[0].q.lora_A["default"] = nn.Linear(6, 4, bias=False)
+    with pytest.raises(HoldingsChanged, match=r"layers.0.q.lora_A.default.weight was attached as"):
+        found.publish()
+
+
+@pytest.mark.parametrize("lora", ["merged", "adapter"])
+def test_engine_is_asked_for_its_step_before_the_others_are_waited_for(
+    lora: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = holdings_of
+
+    def busy() -> None:
+        raise NotBetweenSteps(3, "1 of 2 micro-batches of the next step are taken", "publish behind it")
+
+    def of_an_engine(*arguments: Any, **options: Any) -> Holdings:
+        return replace(real(*arguments, **options), prepare=(busy,))
+
+    monkeypatch.setattr(holdings_module, "holdings_of", of_an_engine)
+    monkeypatch.setattr(Merger, "prepare", lambda _: pytest.fail("factors were exchanged"))
+    found = rank(adapted(), lora)
+    with pytest.raises(NotBetweenSteps):
+        found.publish()
+
+
+def test_layer_that_is_reachable_by_two_names_is_merged_once() -> None:
+    model = adapted()
+    expected = merged_by_peft(model)
+    model.base_model.model.again = model.base_model.model.layers[0].q
+    found = rank(model)
+
+    assert unequal(found.publish(), expected) == []
+    assert ("again.weight", "layers.0.q.weight") in found.layout.aliases
+
+
+def test_factors_that_make_no_matrix_of_the_weights_shape_are_refused() -> None:
+    model = adapted()
+    model.base_model.model.layers[0].q.base_layer.weight = nn.Parameter(torch.ones(6, 10))
+    with pytest.raises(
+        LoraUnsupported, match=r"adapter default makes a matrix of \(10, 6\), the weight is of \(6, 10\)"
+    ):
+        rank(model)
 
 
 def test_large_weight_is_computed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
