@@ -66,6 +66,9 @@ Step = RunPause | RunCopy | RunResume | Deliver | Raise
 BASES = frozenset({"unready", "serving", "torn"})
 """States that no order binds."""
 
+IN_HAND = frozenset({"collecting", "fetching", "prepared", "applying"})
+"""Stages of the run in which a version is undecided."""
+
 
 @dataclass(slots=True)
 class ReceiverMachine:
@@ -105,6 +108,7 @@ class ReceiverMachine:
     _written: bool = False
     _left: bool = False
     _outcome: Raise | None = None
+    _found: Raise | None = None
     _told: VersionKey = NO_KEY
 
     # ------------------------------------------------------------ what others look at
@@ -164,6 +168,7 @@ class ReceiverMachine:
     def entered(self) -> None:
         """``receive()`` was called: a safe point."""
         self.in_receive, self.leaving, self._left = True, False, False
+        self._found = self._outcome
         self._follow()
 
     def departed(self) -> None:
@@ -184,7 +189,7 @@ class ReceiverMachine:
         """
         if not self.in_receive or self._busy:
             return None
-        if self._outcome is not None:
+        if self._outcome is not None and not self._put_off:
             outcome, self._outcome = self._outcome, None
             self._told = outcome.key
             return outcome
@@ -254,6 +259,16 @@ class ReceiverMachine:
         self._follow()
 
     # ------------------------------------------------------------ inside
+
+    @property
+    def _put_off(self) -> bool:
+        """Whether a failure that this call found waits: while a version is in hand it is a rank's turn to be here.
+
+        An engine that calls ``receive()`` once a version would otherwise raise what became of the last one, be missed
+        in this one, and so on for ever.
+        """
+        in_hand = self.under_way or self.goal.order == "pause" or self.goal.stage in IN_HAND
+        return in_hand and self._outcome is self._found
 
     @property
     def _resume_due(self) -> bool:
@@ -335,6 +350,8 @@ class ReceiverMachine:
         if self.held != goal.key or goal.key == NO_KEY:
             return
         self.base = goal.key
+        if self._outcome is not None and self._outcome.key.version < goal.key.version:
+            self._outcome = None  # what became of an older one is no news any more
         if self.state in ("applied", "fenced"):
             self._acted()
             self.state, self.key = "applied", goal.key

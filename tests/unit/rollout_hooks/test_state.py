@@ -279,6 +279,48 @@ def test_fence_of_a_rank_that_never_came() -> None:
     assert step(m, above=1) is None
 
 
+def missed(m: ReceiverMachine) -> ReceiverMachine:
+    """Was fenced while nobody was in ``receive()``, and is called now."""
+    m.goal_arrived(goal("fence", 1, 1, error=WHY))
+    m.entered()
+    return m
+
+
+def test_a_missed_version_is_told_once_no_other_is_in_hand() -> None:
+    m = missed(machine())
+    m.goal_arrived(goal("idle", 0, 1, stage="collecting"))
+    assert step(m) is None
+
+    m.goal_arrived(goal("idle", 0, 1, stage="idle"))
+    assert isinstance(told := step(m), Raise)
+    assert told.error == WHY
+
+
+@pytest.mark.parametrize("stage", ["", "collecting"])
+def test_a_missed_version_does_not_make_a_rank_miss_the_next(stage: str) -> None:
+    m = missed(machine())
+    m.goal_arrived(goal("idle", 0, 1, stage="fetching"))
+    assert step(m) is None
+    m.goal_arrived(goal("pause", 2, 2, stage=stage))
+    assert step(m) == RunPause(key(2))
+    m.pause_done()
+    m.goal_arrived(goal("write", 2, 2))
+    assert isinstance(step(m), RunCopy)
+    m.copy_done(100)
+    m.goal_arrived(goal("commit", 2, 2))
+    m.goal_arrived(goal("resume", 2, 2))
+    assert step(m) == RunResume(key(2))
+    m.resume_done()
+    assert step(m) == Deliver(Version(2))
+
+
+def test_what_fails_in_a_call_is_raised_by_it_at_once() -> None:
+    m = machine()
+    m.entered()
+    m.goal_arrived(goal("fence", 1, 1, error=WHY, stage="applying"))
+    assert isinstance(step(m), Raise)
+
+
 def test_fence_without_a_cause_is_no_news_for_a_rank_that_did_nothing() -> None:
     m = machine()
     m.entered()
