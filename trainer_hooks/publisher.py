@@ -426,6 +426,6 @@ class Publisher:
     def _attached(self, call: str) -> TrainerAttachment:
         if self._attachment is None:
             raise NotAttached(call, "not attached, or closed")
-        return self._attachment
         if self._attachment.forked:
             raise NotAttached(call, self._attachment.forked)
+        return self._attachment
