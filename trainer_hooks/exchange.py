@@ -19,7 +19,10 @@ from weightd.trainer_hooks.identity import Identity
 
 
 class Exchange:
-    """Gathers over the trainer's default process group; a collective, so every rank takes part in the same order.
+    """Gathers over a process group of its own; a collective, so every rank takes part in the same order.
+
+    The group is made at the first gathering.  The trainer's own collectives never meet a message of an exchange that
+    one rank missed; and after that nothing is exchanged any more, because the ranks no longer mean the same one.
 
     Attributes:
         rank: This trainer rank.
@@ -34,13 +37,15 @@ class Exchange:
             limit_s: Limit of each gathering in seconds (``collect_s``).
 
         Raises:
-            ConfigError: ``torch.distributed`` is not initialised, is of another world, or reaches no CPU tensors.
+            ConfigError: ``torch.distributed`` is not initialised, is of another world, or has no gloo for CPU tensors.
         """
         _refuse_unreachable(identity, setting)
         self._identity = identity
         self.rank = int(identity.rank)
         self._setting = setting
         self._limit_s = limit_s
+        self._group: dist.ProcessGroup | None = None
+        self._broken = ""
 
     def gather(self, mine: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in the order of the group.
@@ -49,18 +54,23 @@ class Exchange:
             mine: A CPU tensor, of one shape and element type on all ranks.
 
         Raises:
-            ExchangeFailed: It did not end in time, or a rank is gone.
+            ExchangeFailed: It did not end in time, a rank is gone, or an exchange before it failed.
         """
+        rank, world = self._identity
+        if self._broken:
+            why = f"one before it failed ({self._broken})"
+            raise ExchangeFailed(self._setting, rank, world, 0.0, self._limit_s, why)
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        begun = time.monotonic()
+        begun, limit = time.monotonic(), timedelta(seconds=self._limit_s)
         try:
-            work = dist.all_gather(every, mine.contiguous(), async_op=True)
+            self._group = self._group or dist.new_group(backend="gloo", timeout=limit)
+            work = dist.all_gather(every, mine.contiguous(), group=self._group, async_op=True)
             assert work is not None
-            work.wait(timedelta(seconds=self._limit_s))
+            work.wait(limit)
         except RuntimeError as error:  # torch's only class for a time-out, a lost peer and a shape that differs
             waited = time.monotonic() - begun
-            rank, world = self._identity
-            raise ExchangeFailed(self._setting, rank, world, waited, self._limit_s, _first_line(error)) from error
+            self._broken = _first_line(error)
+            raise ExchangeFailed(self._setting, rank, world, waited, self._limit_s, self._broken) from error
         return every
 
     def gather_bytes(self, mine: bytes | bytearray) -> list[bytes]:
@@ -94,10 +104,8 @@ def _refuse_unreachable(identity: Identity, setting: str) -> None:
     if dist.get_world_size() != identity.world:
         why = f"the process group has {dist.get_world_size()} ranks, this trainer {identity.world}"
         raise ConfigError(setting, "", why)
-    backend = str(dist.get_backend_config())
-    if "cpu:" not in backend:
-        why = f"the process group takes no CPU tensors (backend {backend}); use 'cpu:gloo,cuda:nccl'"
-        raise ConfigError(setting, "", why)
+    if not dist.is_gloo_available():
+        raise ConfigError(setting, "", "this build of torch has no gloo, which carries CPU tensors")
 
 
 def _first_line(error: Exception) -> str:

@@ -282,8 +282,8 @@ class ExchangeFailed(TrainerHookError):
             what=f"{self.setting}: the exchange among {self.world} trainer ranks failed after {self.waited_s:.1f} s "
             f"(collect_s {self.limit_s:.1f}): {self.why}",
             who=f"trainer rank {self.rank}",
-            effect=f"{_NOTHING_SENT}; the process group may be out of step",
-            next="look at the logs of the other trainer ranks, and start the trainer again: all ranks publish alike",
+            effect=f"{_NOTHING_SENT}, and nothing more is exchanged; the trainer's own process groups are as they were",
+            next="look at the logs of the other trainer ranks: all publish alike; then close and attach on all of them",
         )
 
 

@@ -128,7 +128,8 @@ MET: dict[str, str] = {
     "E_EXCHANGE": _PEFT + "test_rank_that_is_late_ends_the_exchange_within_its_limit",
     "E_FROZEN": _PEFT + "test_frozen_shards_are_copied_once_and_watched",
     "E_LORA": _PEFT + "test_ranks_that_use_different_adapters_all_refuse",
-    "E_LORA_CHOICE": "tests/unit/trainer_hooks/test_lora.py::test_peft_model_is_refused_where_nobody_says_what_is_published",
+    "E_LORA_CHOICE": "tests/unit/trainer_hooks/test_lora.py::"
+    "test_peft_model_is_refused_where_nobody_says_what_is_published",
     "E_NOTHING": "tests/cases/test_field_reports_trainer.py::test_o44_publish_that_binds_nothing_is_an_error",
     "E_REPLICAS": _PEFT + "test_replicas_that_disagree_are_refused_on_every_rank",
     "E_TIE": _PEFT + "test_tie_that_sharding_breaks_is_never_picked_from",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hooks.peft_ranks import CASES, LIMIT_S, WORLD
+from tests.hooks.peft_ranks import CASES, LATE_S, LIMIT_S, WORLD
 
 Found = list[dict[str, list[str]]]
 
@@ -91,8 +91,17 @@ def test_tie_that_sharding_breaks_is_never_picked_from(found: Found) -> None:
 
 def test_rank_that_is_late_ends_the_exchange_within_its_limit(found: Found) -> None:
     for rank in (0, 2, 3):
-        text, seconds = found[rank]["late rank"]
+        text, seconds, again, reduced = found[rank]["late rank"]
 
-        assert text.startswith("E_EXCHANGE: lora: the exchange among 4 trainer ranks failed after 0.")
+        assert text.startswith("E_EXCHANGE: lora: the exchange among 4 trainer ranks failed after ")
         assert f"trainer rank {rank}\n" in text
-        assert float(seconds) < 1.4
+        assert float(seconds) < LATE_S + 4
+        assert "failed after 0.0 s (collect_s 5.0): one before it failed (" in again
+        assert reduced == "16"
+
+
+def test_late_rank_itself_is_told_and_the_trainers_own_collectives_are_in_step(found: Found) -> None:
+    text, reduced = found[1]["late rank"]
+
+    assert text.startswith("E_EXCHANGE: lora: the exchange among 4 trainer ranks failed after ")
+    assert reduced == "16"

@@ -20,7 +20,7 @@ from weightd.core.wire import messages as m
 from weightd.core.wire.codec import decode, encode
 from weightd.core.wire.limits import MAX_BLOB_BYTES
 
-pytestmark = [pytest.mark.processes, pytest.mark.net]
+pytestmark = [pytest.mark.processes, pytest.mark.net, pytest.mark.timeout(180)]
 
 BOOT = Boot(7)
 """Boots are no secret: that of trainer rank 0 is part of every version's name."""
