@@ -63,7 +63,10 @@ class Exchange:
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         begun, limit = time.monotonic(), timedelta(seconds=self._limit_s)
         try:
-            self._group = self._group or dist.new_group(backend="gloo", timeout=limit)
+            if self._group is None:
+                group = dist.new_group(backend="gloo", timeout=limit)
+                assert isinstance(group, dist.ProcessGroup), "every rank is a member"
+                self._group = group
             work = dist.all_gather(every, mine.contiguous(), group=self._group, async_op=True)
             assert work is not None
             work.wait(limit)
