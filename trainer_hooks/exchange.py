@@ -46,6 +46,7 @@ class Exchange:
         self._limit_s = limit_s
         self._group: dist.ProcessGroup | None = None
         self._broken = ""
+        self._turn = 0
 
     def gather(self, mine: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in the order of the group.
@@ -54,12 +55,21 @@ class Exchange:
             mine: A CPU tensor, of one shape and element type on all ranks.
 
         Raises:
-            ExchangeFailed: It did not end in time, a rank is gone, or an exchange before it failed.
+            ExchangeFailed: It did not end in time, a rank is gone or at another exchange, or one before it failed.
         """
-        rank, world = self._identity
+        self._turn += 1
+        mine = mine.contiguous()
+        # Of one size whatever comes behind it: gloo ends the process where two sizes meet in one collective, as they
+        # would when a rank that missed an exchange comes to the next one.
+        turns = [t.tolist() for t in self._all_gather(torch.tensor([self._turn, mine.nbytes], dtype=torch.int64))]
+        if any(turn != turns[0] for turn in turns):
+            self._broken = f"the ranks are at different exchanges, (number, bytes) by rank: {turns}"
+            raise self._failed(0.0, self._broken)
+        return self._all_gather(mine)
+
+    def _all_gather(self, mine: Tensor) -> list[Tensor]:
         if self._broken:
-            why = f"one before it failed ({self._broken})"
-            raise ExchangeFailed(self._setting, rank, world, 0.0, self._limit_s, why)
+            raise self._failed(0.0, f"one before it failed ({self._broken})")
         every = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         begun, limit = time.monotonic(), timedelta(seconds=self._limit_s)
         try:
@@ -67,14 +77,17 @@ class Exchange:
                 group = dist.new_group(backend="gloo", timeout=limit)
                 assert isinstance(group, dist.ProcessGroup), "every rank is a member"
                 self._group = group
-            work = dist.all_gather(every, mine.contiguous(), group=self._group, async_op=True)
+            work = dist.all_gather(every, mine, group=self._group, async_op=True)
             assert work is not None
             work.wait(limit)
-        except RuntimeError as error:  # torch's only class for a time-out, a lost peer and a shape that differs
-            waited = time.monotonic() - begun
+        except RuntimeError as error:  # torch's only class for a time-out and a lost peer
             self._broken = _first_line(error)
-            raise ExchangeFailed(self._setting, rank, world, waited, self._limit_s, self._broken) from error
+            raise self._failed(time.monotonic() - begun, self._broken) from error
         return every
+
+    def _failed(self, waited_s: float, why: str) -> ExchangeFailed:
+        rank, world = self._identity
+        return ExchangeFailed(self._setting, rank, world, waited_s, self._limit_s, why)
 
     def gather_bytes(self, mine: bytes | bytearray) -> list[bytes]:
         """Return every rank's bytes, of any length.
