@@ -61,6 +61,9 @@ BUCKET_LIMIT_BYTES = 32 << 20
 STEPS_LIMIT = 100
 """Steps that one event can cause.  A version has eight stages; more than this is a loop of ours."""
 
+_TICK_S = 0.001
+"""Between two looks at least."""
+
 
 class LeaderMachine:
     """Leads one run.
@@ -169,7 +172,8 @@ class LeaderMachine:
             return 0.0
         ends = [self._beat_at, self._stages.ends_at(), self._attaching.deadline()]
         # One that has passed was looked at, and waits for something else; the next beat looks again.
-        return min(e for e in ends if e is not None and e > self._seen_at)
+        # A limit that is held while its ranks are away moves with every look: not sooner than a tick, or it is a spin.
+        return max(min(e for e in ends if e is not None and e > self._seen_at), self._seen_at + _TICK_S)
 
     @property
     def term(self) -> Term:
