@@ -91,6 +91,15 @@ def test_on_a_quiet_day_live_trainers_copy_nothing() -> None:
     assert (world.moves, world.stale_copies) == (0, 0)
 
 
+@pytest.mark.parametrize("seed", [2245])
+def test_schedules_that_were_red_once(seed: int) -> None:
+    """2245: a limit that was held for absent ranks had the leader look again at once, for ever."""
+    world = world_of(seed)
+    world.start()
+    world.run_until(FAULTS_S)
+    assert goes_on(world), f"seed {seed} is stuck: {world.standing()}"
+
+
 def test_a_quiet_day_commits_every_version_for_every_engine() -> None:
     world = World(1, Scene(), QUIET_DAY)
     world.start()
